@@ -1,0 +1,157 @@
+// Package wire is the layout of what travels between nodes: the data plane's
+// header and handshake, element types, limits, and (in pspb) the control plane's
+// protobuf messages. It encodes and decodes and does no IO.
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+)
+
+// HeaderBytes is the size of every header: one cache line.
+const HeaderBytes = 64
+
+const (
+	magic   = 0x5046 // "FP", little endian
+	version = 1
+)
+
+// Kind says what a packet is.
+type Kind uint8
+
+// The kinds of packets.
+const (
+	Contrib Kind = iota + 1 // a worker's values for one packet of one round
+	Sum                     // the sum of one packet; no payload means that it is all zeros
+	Empty                   // zeros from one worker for Run packets, without the payload
+	State                   // reserved for weights and optimiser state that change owner
+	Missing                 // an aggregator tells a worker whom a round waits for: payload is node ids, uint32 each
+	Goodbye                 // the last packet of a connection that ends in good order
+	kindEnd
+)
+
+// Op is what the aggregator does with the contributions.
+type Op uint8
+
+// The operations.
+const (
+	OpSum  Op = iota // the sum
+	OpMean           // the sum divided by the number of contributors, once, on the aggregator
+	opEnd
+)
+
+// Flags of a packet.
+const (
+	FlagScaled uint8 = 1 << iota // a mean's division is done
+	FlagAgain                    // sent again after a failure
+	flagEnd
+)
+
+// Header goes before every payload. All integers travel little endian.
+type Header struct {
+	Kind         Kind
+	Flags        uint8
+	DType        DType
+	Op           Op
+	Codec        uint8  // 0: the payload is the elements as they are
+	Tensor       uint32 // id given by the scheduler
+	Packet       uint32 // number within the tensor
+	Run          uint32 // Empty: how many packets; else 1
+	Round        uint64 // the tensor's n-th push; 0 is init
+	Epoch        uint32 // membership that the contribution counts in
+	Plan         uint32 // version of the shares that cut it, to assert that no round is split
+	Generation   uint32 // deaths that the sender knows of
+	Priority     int32  // larger is more urgent
+	Contributors uint16 // Sum: how many workers took part
+	RawLen       uint32 // bytes of the elements
+	WireLen      uint32 // bytes of payload that follow
+}
+
+// Put encodes h into b[:HeaderBytes].
+func (h *Header) Put(b []byte) {
+	_ = b[HeaderBytes-1]
+	le := binary.LittleEndian
+	le.PutUint16(b[0:], magic)
+	b[2], b[3], b[4], b[5], b[6], b[7] = version, byte(h.Kind), h.Flags, byte(h.DType), byte(h.Op), h.Codec
+	le.PutUint32(b[8:], h.Tensor)
+	le.PutUint32(b[12:], h.Packet)
+	le.PutUint32(b[16:], h.Run)
+	le.PutUint32(b[20:], h.Epoch)
+	le.PutUint64(b[24:], h.Round)
+	le.PutUint32(b[32:], h.Plan)
+	le.PutUint32(b[36:], h.Generation)
+	le.PutUint32(b[40:], uint32(h.Priority))
+	le.PutUint16(b[44:], h.Contributors)
+	le.PutUint16(b[46:], 0)
+	le.PutUint32(b[48:], h.RawLen)
+	le.PutUint32(b[52:], h.WireLen)
+	le.PutUint32(b[56:], 0)
+	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Get decodes and checks b[:HeaderBytes]. Whatever the bytes, the header of a nil
+// error is one that some node could have sent: no field of it can make the reader
+// allocate more than a packet.
+func (h *Header) Get(b []byte) error {
+	_ = b[HeaderBytes-1]
+	le := binary.LittleEndian
+	if le.Uint16(b[0:]) != magic {
+		return fmt.Errorf("not an fptps packet (magic %#04x)", le.Uint16(b[0:]))
+	}
+	if b[2] != version {
+		return fmt.Errorf("packet of protocol version %d, this node speaks %d", b[2], version)
+	}
+	if got, want := le.Uint32(b[60:]), crc32.Checksum(b[:60], castagnoli); got != want {
+		return fmt.Errorf("header checksum %#08x, expected %#08x", got, want)
+	}
+	*h = Header{
+		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: b[7],
+		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]), Epoch: le.Uint32(b[20:]),
+		Round: le.Uint64(b[24:]), Plan: le.Uint32(b[32:]), Generation: le.Uint32(b[36:]),
+		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]),
+		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
+	}
+	return h.check()
+}
+
+// check rejects what no node sends.
+func (h *Header) check() error {
+	switch {
+	case h.Kind == 0 || h.Kind >= kindEnd:
+		return fmt.Errorf("unknown packet kind %d", h.Kind)
+	case h.Flags >= flagEnd || h.Op >= opEnd || h.Codec != 0:
+		return fmt.Errorf("unknown flags %#x, operation %d or codec %d", h.Flags, h.Op, h.Codec)
+	case h.RawLen > PacketBytes || h.WireLen > PacketBytes:
+		return fmt.Errorf("packet of %d bytes (%d on the wire), at most %d", h.RawLen, h.WireLen, PacketBytes)
+	}
+	switch h.Kind {
+	case Contrib, Sum:
+		if !h.DType.Valid() || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
+			return fmt.Errorf("packet of %d bytes of %v", h.RawLen, h.DType)
+		}
+		if h.Run != 1 || h.WireLen != h.RawLen && !(h.Kind == Sum && h.WireLen == 0) {
+			return fmt.Errorf("%d bytes on the wire for %d, run %d", h.WireLen, h.RawLen, h.Run)
+		}
+	case Empty:
+		if !h.DType.Valid() || h.WireLen != 0 || h.Run == 0 {
+			return fmt.Errorf("empty contribution of %v over %d packets with %d bytes", h.DType, h.Run, h.WireLen)
+		}
+	case Missing:
+		if h.WireLen == 0 || h.WireLen%4 != 0 || h.RawLen != h.WireLen {
+			return fmt.Errorf("list of missing nodes of %d bytes", h.WireLen)
+		}
+	case Goodbye:
+		if h.WireLen != 0 {
+			return fmt.Errorf("goodbye with %d bytes", h.WireLen)
+		}
+	case State:
+		return fmt.Errorf("state packets are not spoken yet")
+	}
+	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run) > MaxTensorBytes/PacketBytes {
+		return fmt.Errorf("tensor %d packet %d (run %d) is out of range", h.Tensor, h.Packet, h.Run)
+	}
+	return nil
+}

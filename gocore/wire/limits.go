@@ -1,0 +1,30 @@
+package wire
+
+// Every limit of the data plane, with its reason.
+const (
+	// PacketBytes is the payload of every packet of a tensor but the last. About
+	// 32 KB: small enough that an urgent packet waits little behind one, large
+	// enough that a header and its share of a system call cost little.
+	PacketBytes = 32 << 10
+
+	// MaxTensorBytes keeps packet numbers in 32 bits with room for arithmetic.
+	MaxTensorBytes = 1 << 40
+
+	// MaxWorkers bounds the set of contributors that each slot keeps.
+	MaxWorkers = 1024
+
+	// MaxShare bounds one node's share, so that Cut stays in 64-bit integers:
+	// packets (2^25) x the sum of at most 2^11 shares of 2^20 each.
+	MaxShare = 1 << 20
+
+	// MaxTensors bounds the tensors of a cluster.
+	MaxTensors = 1 << 24
+)
+
+// Packets is the number of packets of a tensor of size bytes; an empty tensor has none.
+func Packets(size uint64) uint32 { return uint32((size + PacketBytes - 1) / PacketBytes) }
+
+// PacketLen is the number of bytes of packet number p of a tensor of size bytes.
+func PacketLen(size uint64, p uint32) int {
+	return int(min(uint64(PacketBytes), size-uint64(p)*PacketBytes))
+}
