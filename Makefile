@@ -1,0 +1,106 @@
+# Everything here sets up what it needs first: system packages, .venv, the wheel built from this tree and installed in .venv.
+# Each step is done again when what it depends on has changed, and only then.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than most Pythons bring, for --group (pyproject.toml's dependency groups).
+PIP_VERSION := 25.3
+FUZZTIME ?= 10s
+
+GO_SOURCES := $(sort $(shell find gocore pybind -name '*.go' ! -name '*_test.go' -o -name '*.s'))
+PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi' -o -name 'py.typed'))
+WHEEL_SOURCES := $(GO_SOURCES) $(PYTHON_SOURCES) go.mod go.sum setup.py pyproject.toml scripts/system_packages.py LICENSE README.md
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint test-go test-python race fuzz wheel sdist proto docs clean system FORCE
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf 'make %-12s %s\n' "$$name" "$$text"; done
+
+demo: setup ## train a small CNN with 2 workers and 1 server on this machine
+	$(BIN)/python examples/demo.py
+
+test: lint test-go test-python ## lint, Go's tests, Python's tests
+
+lint: setup ## gofmt, go vet, staticcheck, ruff, mypy, stubtest
+	@unformatted=$$(gofmt -l gocore pybind); test -z "$$unformatted" || { echo "gofmt -w $$unformatted"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/stubtest --mypy-config-file pyproject.toml fptps._fptps
+
+test-go: system ## Go's tests
+	go test ./...
+
+test-python: setup ## Python's tests: whole clusters of processes, the wheel, the demo
+	$(BIN)/pytest
+
+race: system ## Go's tests under the race detector
+	go test -race ./...
+
+fuzz: system ## every fuzz target for FUZZTIME (10s) each
+	@set -eu; grep -rEo --include='*_test.go' '^func Fuzz\w*' gocore | sed 's/:func / /' | while read -r file target; do \
+		echo "$$target ($$(dirname $$file))"; \
+		go test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file) </dev/null; done
+
+wheel: $(VENV)/dev.stamp build/manylinux.stamp ## manylinux wheel with libzmq inside, into dist/
+
+sdist: $(VENV)/dev.stamp ## source distribution, into dist/
+	$(BIN)/python -m build --sdist --outdir dist .
+
+proto: system ## gocore/wire/pspb/*.pb.go, by protoc and the pinned protoc-gen-go
+	@command -v protoc >/dev/null || { echo "make proto needs protoc (Debian: apt-get install protobuf-compiler)"; exit 1; }
+	go build -o build/protoc-gen-go google.golang.org/protobuf/cmd/protoc-gen-go
+	protoc --plugin=build/protoc-gen-go --go_out=. --go_opt=paths=source_relative gocore/wire/pspb/*.proto
+
+docs: ## docs/configuration.md, from the table of settings in gocore/node
+	go run ./gocore/node/configdoc >build/configuration.md
+	mv build/configuration.md docs/configuration.md
+
+clean: ## remove what was built; .venv stays (rm -r .venv: start anew)
+	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# Set-up
+
+setup: $(VENV)/fptps.stamp $(VENV)/demo.stamp ## all that demo and test need
+
+system:
+	@$(PYTHON) scripts/system_packages.py --install
+
+$(VENV)/dev.stamp: pyproject.toml | system
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check pip==$(PIP_VERSION)
+	$(BIN)/pip install -q --group dev
+	touch $@
+
+# PyTorch: the one that $(PYTHON) has already, seen from .venv through a .pth file, or else the package index's.
+$(VENV)/demo.stamp: $(VENV)/dev.stamp
+	site=$$($(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' 2>/dev/null); \
+	if [ -n "$$site" ]; then echo "$$site" >$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth; \
+	else echo 'installing PyTorch (a few GB)'; $(BIN)/pip install -q torch; fi
+	$(BIN)/pip install -q --group demo
+	touch $@
+
+# A file that is gone is a change too, which make does not see by itself.
+build/sources.txt: FORCE
+	@mkdir -p build
+	@echo '$(WHEEL_SOURCES)' | cmp -s - $@ || echo '$(WHEEL_SOURCES)' >$@
+
+build/wheel.stamp: $(VENV)/dev.stamp build/sources.txt $(WHEEL_SOURCES)
+	rm -rf build/lib* build/bdist* build/wheel
+	$(BIN)/pip wheel -q --no-deps --wheel-dir build/wheel .
+	touch $@
+
+$(VENV)/fptps.stamp: build/wheel.stamp
+	$(BIN)/pip install -q build/wheel/*.whl
+	$(BIN)/pip install -q --force-reinstall --no-deps build/wheel/*.whl
+	touch $@
+
+build/manylinux.stamp: build/wheel.stamp
+	rm -f dist/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	touch $@
