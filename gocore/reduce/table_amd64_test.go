@@ -1,0 +1,33 @@
+//go:build amd64 && !purego
+
+package reduce
+
+import (
+	"reflect"
+	"testing"
+
+	"golang.org/x/sys/cpu"
+
+	"fptps/gocore/wire"
+)
+
+// Without this, a mistake in the choice of the table would only be slow.
+func TestVectorIsUsedWhereTheMachineHasIt(t *testing.T) {
+	if !cpu.X86.HasAVX2 || !cpu.X86.HasF16C {
+		t.Skip("this machine has no AVX2 or no F16C")
+	}
+	plain := scalar()
+	for d := range models {
+		if d == wire.Timedelta64 || d == wire.LongDouble || d == wire.CLongDouble {
+			continue // have one version
+		}
+		if reflect.ValueOf(active[d].add).Pointer() == reflect.ValueOf(plain[d].add).Pointer() {
+			t.Errorf("%v is summed by the plain kernel", d)
+		}
+	}
+	for _, d := range []wire.DType{wire.Float16, wire.BFloat16} {
+		if reflect.ValueOf(active[d].addWide).Pointer() == reflect.ValueOf(plain[d].addWide).Pointer() {
+			t.Errorf("%v is summed by the plain kernel", d)
+		}
+	}
+}
