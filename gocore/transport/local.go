@@ -1,0 +1,47 @@
+package transport
+
+import "fmt"
+
+// local hands this node's packets to itself over to the handler, up to a limit, one
+// at a time so that more urgent ones get in between.
+func (r *receiver) local() error {
+	for range localPerTurn {
+		t := r.t
+		t.mu.Lock()
+		if t.mu.local.empty() {
+			t.mu.Unlock()
+			return nil
+		}
+		p := t.mu.local.pop()
+		t.mu.Unlock()
+		if err := r.deliver(p); err != nil {
+			return fmt.Errorf("packet of this node to itself: %w", err)
+		}
+	}
+	return nil
+}
+
+// deliver calls the handler with p and, after a run's last packet, releases it,
+// also where the handler panics.
+func (r *receiver) deliver(p packet) error {
+	h := p.header()
+	r.t.count.packetsLocal.Add(1)
+	if p.last() {
+		defer r.t.complete(p.run)
+	}
+	return r.t.handler.Local(&h, p.data())
+}
+
+// complete releases a run whose last packet was delivered.
+func (t *Transport) complete(done *run) {
+	if o := done.Owner; o != nil {
+		done.Owner = nil
+		o.Release()
+	}
+	t.mu.Lock()
+	t.recycle(done)
+	if t.mu.leaving && t.mu.local.empty() {
+		t.announce()
+	}
+	t.mu.Unlock()
+}

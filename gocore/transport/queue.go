@@ -1,0 +1,157 @@
+package transport
+
+import (
+	"math"
+
+	"fptps/gocore/wire"
+)
+
+// run is one Outgoing in a queue, and how far it got.
+type run struct {
+	Outgoing
+	urgency int64
+	seq     uint64 // order of the calls to Send
+	packets int    // at least 1
+	next    int    // the packets before this one have been popped; in the heap while next < packets
+}
+
+// init makes r the run of m.
+func (r *run) init(m *Outgoing, seq uint64) {
+	*r = run{
+		Outgoing: *m, seq: seq, urgency: urgency(&m.Header),
+		packets: max(1, (len(m.Data)+wire.PacketBytes-1)/wire.PacketBytes),
+	}
+}
+
+// urgency orders packets by priority, and at equal priority sums before the rest:
+// a sum that waits holds up whoever waits for it, a contribution may not be the
+// last. Goodbye ends a connection and comes after everything.
+func urgency(h *wire.Header) int64 {
+	switch h.Kind {
+	case wire.Goodbye:
+		return math.MinInt64
+	case wire.Sum:
+		return int64(h.Priority)<<1 | 1
+	}
+	return int64(h.Priority) << 1
+}
+
+// packet is packet number index of a run.
+type packet struct {
+	run   *run
+	index int
+}
+
+func (p packet) last() bool { return p.index == p.run.packets-1 }
+
+func (p packet) data() []byte {
+	d := p.run.Data
+	from := p.index * wire.PacketBytes
+	return d[from:min(from+wire.PacketBytes, len(d))]
+}
+
+func (p packet) size() int { return wire.HeaderBytes + len(p.data()) }
+
+func (p packet) header() wire.Header {
+	h := p.run.Header
+	h.Packet += uint32(p.index)
+	h.WireLen = uint32(len(p.data()))
+	if h.WireLen > 0 {
+		h.RawLen = h.WireLen
+	}
+	return h
+}
+
+// queue is what waits for one connection: a heap of runs, most urgent first, equals
+// in the order of their Send. A packet that was partly written comes before all,
+// since the stream can carry nothing else until it is whole.
+type queue struct {
+	heap []*run
+	part packet // part.run is nil where no packet is partly written
+	sent int    // bytes of part, header included, that were written
+}
+
+func (q *queue) empty() bool { return len(q.heap) == 0 && q.part.run == nil }
+
+// urgency is that of the most urgent packet here; what waits behind a partly
+// written packet lends it its urgency. The queue is not empty.
+func (q *queue) urgency() int64 {
+	switch {
+	case q.part.run == nil:
+		return q.heap[0].urgency
+	case len(q.heap) == 0:
+		return q.part.run.urgency
+	}
+	return max(q.part.run.urgency, q.heap[0].urgency)
+}
+
+// pop takes the next packet; the heap is not empty. The partly written packet is
+// not the heap's.
+func (q *queue) pop() packet {
+	r := q.heap[0]
+	p := packet{r, r.next}
+	if r.next++; r.next == r.packets {
+		q.removeTop()
+	}
+	return p
+}
+
+// unpop undoes the last pop that was not yet undone.
+func (q *queue) unpop(p packet) {
+	if p.run.next == p.run.packets {
+		q.push(p.run)
+	}
+	p.run.next = p.index
+}
+
+// drain empties the queue and gives every run once to drop.
+func (q *queue) drain(drop func(*run)) {
+	if r := q.part.run; r != nil && r.next == r.packets { // else it is in the heap
+		drop(r)
+	}
+	for _, r := range q.heap {
+		drop(r)
+	}
+	*q = queue{}
+}
+
+func before(a, b *run) bool {
+	return a.urgency > b.urgency || a.urgency == b.urgency && a.seq < b.seq
+}
+
+func (q *queue) push(r *run) {
+	q.heap = append(q.heap, r)
+	i := len(q.heap) - 1
+	for i > 0 {
+		up := (i - 1) / 2
+		if !before(r, q.heap[up]) {
+			break
+		}
+		q.heap[i] = q.heap[up]
+		i = up
+	}
+	q.heap[i] = r
+}
+
+func (q *queue) removeTop() {
+	n := len(q.heap) - 1
+	r := q.heap[n]
+	q.heap[n] = nil
+	q.heap = q.heap[:n]
+	if n == 0 {
+		return
+	}
+	i := 0
+	for {
+		down := 2*i + 1
+		if down+1 < n && before(q.heap[down+1], q.heap[down]) {
+			down++
+		}
+		if down >= n || !before(q.heap[down], r) {
+			break
+		}
+		q.heap[i] = q.heap[down]
+		i = down
+	}
+	q.heap[i] = r
+}

@@ -1,0 +1,255 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fptps/gocore/wire"
+)
+
+const (
+	// readsPerEvent and localPerTurn keep one busy peer, or this node's own
+	// packets, from holding up the others: about 256 KB a turn.
+	readsPerEvent = 8
+	localPerTurn  = 8
+
+	tickEvery = time.Second
+)
+
+// receiver is the receive loop. It owns the sockets of connections: it takes them
+// over from the handshake and closes them. It makes every call of the Handler.
+type receiver struct {
+	t        *Transport
+	poller   *poller
+	conns    map[uint32]*conn // adopted ones
+	vector   [2]unix.Iovec
+	nextTick time.Time
+}
+
+func newReceiver(t *Transport, p *poller) *receiver {
+	return &receiver{t: t, poller: p, conns: make(map[uint32]*conn)}
+}
+
+// run is the thread of the receive loop, and of the end of the data plane: whatever
+// broke and wherever, everything is closed and released here.
+func (r *receiver) run() {
+	runtime.LockOSThread()
+	defer close(r.t.ended)
+	r.t.stop(r.guard(r.loop))
+	<-r.t.sender.ended
+	r.t.tearDown()
+	r.t.mu.Lock()
+	failure := r.t.mu.failure
+	r.t.mu.Unlock()
+	if failure != nil {
+		r.t.config.Log.Error("data plane failed", "error", failure)
+		r.guard(func() error { r.t.handler.Failed(failure); return nil })
+	}
+}
+
+func (r *receiver) guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic in the receive loop: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return f()
+}
+
+func (r *receiver) loop() error {
+	r.nextTick = time.Now().Add(tickEvery)
+	for {
+		inbox, busy, stop := r.intake()
+		if stop {
+			return nil
+		}
+		for _, c := range inbox {
+			r.attend(c)
+		}
+		events, err := r.poller.poll()
+		if err == nil && len(events) == 0 && !busy && r.idle() {
+			events, err = r.poller.wait(untilTick(time.Now(), r.nextTick))
+		}
+		if err != nil {
+			return err
+		}
+		for _, e := range r.poller.drain(events) {
+			if c := r.conns[uint32(e.Fd)]; c != nil {
+				r.read(c)
+			}
+		}
+		if err := r.local(); err != nil {
+			return err
+		}
+		if now := time.Now(); !now.Before(r.nextTick) {
+			r.nextTick = now.Add(tickEvery)
+			r.t.handler.Tick(now)
+		}
+	}
+}
+
+// untilTick is the milliseconds to sleep, rounded up so that the tick is due then.
+func untilTick(now, tick time.Time) int {
+	return int(max(0, tick.Sub(now)+time.Millisecond-1) / time.Millisecond)
+}
+
+// intake takes the inbox, and tells whether packets to this node itself wait and
+// whether the transport stops.
+func (r *receiver) intake() (inbox []*conn, busy, stop bool) {
+	t := r.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	inbox, t.mu.inbox = t.mu.inbox, nil
+	t.mu.receiveSleeps = false
+	return inbox, !t.mu.local.empty(), t.mu.stopped
+}
+
+// idle tells whether the loop may sleep; from then on who gives it work wakes it.
+func (r *receiver) idle() bool {
+	t := r.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.receiveSleeps = len(t.mu.inbox) == 0 && t.mu.local.empty() && !t.mu.stopped
+	return t.mu.receiveSleeps
+}
+
+// attend does what the inbox asks for c: a new connection is adopted; one that the
+// peer has left already ends when our Goodbye is written or cannot be.
+func (r *receiver) attend(c *conn) {
+	if !c.adopted {
+		r.adopt(c)
+		return
+	}
+	r.t.mu.Lock()
+	through := c.readDone && (c.parted || c.broken != nil)
+	r.t.mu.Unlock()
+	if through && r.conns[c.peer] == c {
+		r.end(c, io.EOF)
+	}
+}
+
+// adopt lets both loops use c.
+func (r *receiver) adopt(c *conn) {
+	c.adopted = true
+	r.conns[c.peer] = c
+	err := r.poller.watch(c, unix.EPOLLIN)
+	if err == nil {
+		err = r.t.sender.poller.watch(c, unix.EPOLLONESHOT)
+	}
+	if err != nil {
+		r.end(c, err)
+		return
+	}
+	r.t.mu.Lock()
+	c.writable = true
+	wake := r.t.wakeSender()
+	r.t.mu.Unlock()
+	r.t.wake(wake)
+}
+
+// read takes what c has, up to a limit; what is left brings another event.
+func (r *receiver) read(c *conn) {
+	for range readsPerEvent {
+		vector, bytes := c.parser.target(&r.vector)
+		n, errno := r.t.sys.read(c.fd, vector)
+		r.vector = [2]unix.Iovec{} // as batch.forget
+		r.t.count.reads.Add(1)
+		switch {
+		case errno == unix.EAGAIN:
+			return
+		case errno != 0:
+			r.end(c, fmt.Errorf("read: %w", errno))
+			return
+		case n == 0:
+			r.hangup(c)
+			return
+		}
+		if err := c.parser.took(n, r); err != nil {
+			r.t.count.malformed.Add(1)
+			r.t.config.Log.Warn("data connection closed for what came on it",
+				"peer", name(c.peer), "address", c.addr, "error", err)
+			r.end(c, err)
+			return
+		}
+		if n < bytes {
+			return
+		}
+	}
+}
+
+// Place and Arrived make the receiver the sink of its parsers: it counts.
+func (r *receiver) Place(peer uint32, h *wire.Header) (Landing, error) {
+	return r.t.handler.Place(peer, h)
+}
+
+func (r *receiver) Arrived(peer uint32, h *wire.Header, l Landing) error {
+	r.t.count.packetsReceived.Add(1)
+	r.t.count.bytesReceived.Add(uint64(h.WireLen))
+	return r.t.handler.Arrived(peer, h, l)
+}
+
+// hangup is the end of what c's peer sends. After the peer's Goodbye, a node that
+// is itself leaving goes on writing what it has queued, its own Goodbye last.
+func (r *receiver) hangup(c *conn) {
+	t := r.t
+	t.mu.Lock()
+	c.readDone = c.parser.goodbye && t.mu.leaving && !c.parted && c.broken == nil
+	stay := c.readDone
+	t.mu.Unlock()
+	if stay {
+		r.poller.unwatch(c)
+		return
+	}
+	r.end(c, io.EOF)
+}
+
+// end closes c, drops what is queued for it and tells the handler. cause is io.EOF
+// where the peer closed; whether in good order is decided here.
+func (r *receiver) end(c *conn, cause error) {
+	t := r.t
+	t.mu.Lock()
+	t.mu.table.remove(c)
+	for c.writing {
+		t.quiet.Wait()
+	}
+	dropped := c.queue
+	c.queue = queue{}
+	orderly := errors.Is(cause, io.EOF) && (c.parser.goodbye || c.parted)
+	if c.broken != nil && errors.Is(cause, io.EOF) {
+		cause = c.broken
+	}
+	t.announce()
+	t.mu.Unlock()
+
+	delete(r.conns, c.peer)
+	r.close(c)
+	t.drop(&dropped)
+	t.release(c.parser.abandon())
+	switch {
+	case orderly:
+		cause = nil
+	case cause == io.EOF:
+		cause = errors.New("closed by the peer without a goodbye")
+	}
+	if cause != nil {
+		cause = fmt.Errorf("data connection with %s at %s: %w", name(c.peer), c.addr, cause)
+	}
+	t.handler.Lost(c.peer, cause)
+}
+
+// close closes the socket. The shutdown reaches the peer even where a forked child
+// holds a copy.
+func (r *receiver) close(c *conn) {
+	if c.adopted {
+		r.poller.unwatch(c)
+		r.t.sender.poller.unwatch(c)
+	}
+	unix.Shutdown(c.fd, unix.SHUT_RDWR)
+	unix.Close(c.fd)
+}

@@ -1,0 +1,212 @@
+package transport
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"fptps/gocore/wire"
+)
+
+// sender is the send loop. Again and again it takes a batch from the queue that has
+// the most urgent head, under the lock, writes it without, and puts back what the
+// kernel did not take. A connection that took less than it was given is left alone
+// until epoll says that it is writable again.
+type sender struct {
+	t      *Transport
+	poller *poller
+	ended  chan struct{}
+
+	// The batch in hand and how its write went. conn is nil where none is in hand.
+	conn   *conn
+	batch  batch
+	full   bool  // the kernel did not take all
+	parted bool  // a Goodbye was written
+	broken error // the write failed
+	poll   bool  // connections that are not writable have something waiting
+
+	orphans []Releaser // whose release a panic in the one before them prevented
+}
+
+func newSender(t *Transport, p *poller) *sender {
+	return &sender{t: t, poller: p, ended: make(chan struct{})}
+}
+
+// run is the thread of the send loop. However it ends, the batch in hand is given
+// back and the receive loop told.
+func (s *sender) run() {
+	runtime.LockOSThread()
+	defer close(s.ended)
+	err := s.guard()
+	s.t.stop(err)
+	s.t.mu.Lock()
+	wake := s.finish()
+	s.t.mu.Unlock()
+	s.t.wake(wake)
+}
+
+func (s *sender) guard() (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic in the send loop: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return s.loop()
+}
+
+func (s *sender) loop() error {
+	for s.next() {
+		if s.conn == nil {
+			if err := s.sleep(); err != nil {
+				return err
+			}
+			continue
+		}
+		s.transmit()
+		if s.poll {
+			events, err := s.poller.poll()
+			if err != nil {
+				return err
+			}
+			s.writable(events)
+		}
+	}
+	return nil
+}
+
+// next ends the batch in hand and takes the next; conn stays nil where there is
+// nothing to write. It is false when the transport stops.
+func (s *sender) next() bool {
+	t := s.t
+	t.mu.Lock()
+	wake := s.finish()
+	if t.mu.stopped {
+		t.mu.Unlock()
+		t.wake(wake)
+		return false
+	}
+	s.conn, s.poll = t.mu.table.choose()
+	if c := s.conn; c != nil {
+		c.writing = true
+		s.batch.fill(&c.queue)
+	}
+	t.mu.sendSleeps = s.conn == nil
+	t.mu.Unlock()
+	t.wake(wake)
+	return true
+}
+
+// finish gives back the connection in hand with what was not written. mu is held;
+// what it returns is woken afterwards.
+func (s *sender) finish() (wake *poller) {
+	t, c := s.t, s.conn
+	if c == nil {
+		return nil
+	}
+	s.conn = nil
+	s.batch.putBack(&c.queue)
+	for _, p := range s.batch.packets[:s.batch.done] {
+		if p.last() {
+			if p.run.Owner != nil {
+				s.orphans = append(s.orphans, p.run.Owner)
+			}
+			t.recycle(p.run)
+		}
+	}
+	s.batch.done = 0
+	c.writing, c.writable = false, !s.full
+	c.parted, c.broken = c.parted || s.parted, s.broken
+	if s.parted || s.broken != nil {
+		t.mu.inbox = append(t.mu.inbox, c)
+		wake = t.wakeReceiver()
+	}
+	s.full, s.parted, s.broken = false, false, nil
+	t.quiet.Broadcast()
+	return wake
+}
+
+// transmit writes the batch in hand and releases what is through. No lock is held;
+// conn.writing keeps the socket open.
+func (s *sender) transmit() {
+	c := s.conn
+	vector, bytes := s.batch.encode()
+	n, errno := s.t.sys.write(c.fd, vector)
+	s.batch.forget()
+	s.t.count.writes.Add(1)
+	switch errno {
+	case 0:
+	case unix.EAGAIN:
+		n = 0
+	default:
+		n = 0
+		s.fail(fmt.Errorf("write: %w", errno))
+	}
+	s.batch.settle(n)
+	if n < bytes && s.broken == nil {
+		s.full = true
+		if err := s.poller.rearm(c, unix.EPOLLOUT|unix.EPOLLONESHOT); err != nil {
+			s.fail(err)
+		}
+	}
+	s.release()
+}
+
+// fail ends a connection that cannot be written to. The receive loop reads what is
+// still there, which may be the peer's Goodbye, then meets the end.
+func (s *sender) fail(err error) {
+	s.broken, s.full = err, true
+	unix.Shutdown(s.conn.fd, unix.SHUT_RDWR)
+}
+
+// release tells the owners of the runs whose last packet is written. Owner is
+// cleared first: whatever Release does, it is called once.
+func (s *sender) release() {
+	var packets, bytes uint64
+	for _, p := range s.batch.packets[:s.batch.done] {
+		packets++
+		bytes += uint64(len(p.data()))
+	}
+	s.t.count.packetsSent.Add(packets)
+	s.t.count.bytesSent.Add(bytes)
+	for _, p := range s.batch.packets[:s.batch.done] {
+		if !p.last() {
+			continue
+		}
+		if p.run.Header.Kind == wire.Goodbye {
+			s.parted = true
+			unix.Shutdown(s.conn.fd, unix.SHUT_WR)
+		}
+		if o := p.run.Owner; o != nil {
+			p.run.Owner = nil
+			o.Release()
+		}
+	}
+}
+
+// sleep waits until a queue fills or a connection becomes writable.
+func (s *sender) sleep() error {
+	events, err := s.poller.poll()
+	if err == nil && len(events) == 0 {
+		events, err = s.poller.wait(-1)
+	}
+	s.writable(events)
+	return err
+}
+
+// writable notes what epoll told. An event of a connection that has ended since
+// finds none, or at worst a new one of the same peer, which costs a vain write.
+func (s *sender) writable(events []unix.EpollEvent) {
+	events = s.poller.drain(events)
+	if len(events) == 0 {
+		return
+	}
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	for i := range events {
+		if c := s.t.mu.table.conns[uint32(events[i].Fd)]; c != nil && c.broken == nil {
+			c.writable = true
+		}
+	}
+}

@@ -1,0 +1,156 @@
+package transport
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// system is the calls that move data, each nonblocking; tests put their own in
+// place of the kernel's.
+type system struct {
+	read  func(fd int, vector []unix.Iovec) (int, unix.Errno)
+	write func(fd int, vector []unix.Iovec) (int, unix.Errno)
+}
+
+var kernel = system{read: readv, write: writev}
+
+// readv reads what is there. It never sleeps, so it may go past the scheduler of Go
+// (RawSyscall), which saves a good part of its cost.
+func readv(fd int, vector []unix.Iovec) (int, unix.Errno) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&vector[0])), uintptr(len(vector)))
+		if errno != unix.EINTR {
+			return int(n), errno
+		}
+	}
+}
+
+// writev writes what fits. It is sendmsg for the sake of MSG_NOSIGNAL: inside a
+// program that is not Go's own, SIGPIPE may do anything.
+func writev(fd int, vector []unix.Iovec) (int, unix.Errno) {
+	m := unix.Msghdr{Iov: &vector[0]}
+	m.SetIovlen(len(vector))
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if errno != unix.EINTR {
+			return int(n), errno
+		}
+	}
+}
+
+// poller is one loop's epoll and the eventfd that wakes the loop out of it.
+type poller struct {
+	epoll  int
+	wake   waker
+	events [64]unix.EpollEvent
+}
+
+// wakeMark in an event's Pad tells the eventfd from connections, whose events carry
+// the peer's id in Fd.
+const wakeMark = 1
+
+func newPoller() (*poller, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll_create: %w", err)
+	}
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		unix.Close(epoll)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	p := &poller{epoll: epoll, wake: waker{fd: fd}}
+	if err := p.control(unix.EPOLL_CTL_ADD, fd, unix.EpollEvent{Events: unix.EPOLLIN, Pad: wakeMark}); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *poller) control(op, fd int, e unix.EpollEvent) error {
+	if err := unix.EpollCtl(p.epoll, op, fd, &e); err != nil {
+		return fmt.Errorf("epoll_ctl: %w", err)
+	}
+	return nil
+}
+
+// watch adds a connection, unwatch removes it. A removal is never left to close: a
+// forked child may hold the socket open, and its events would never end.
+func (p *poller) watch(c *conn, events uint32) error {
+	return p.control(unix.EPOLL_CTL_ADD, c.fd, unix.EpollEvent{Events: events, Fd: int32(c.peer)})
+}
+
+func (p *poller) rearm(c *conn, events uint32) error {
+	return p.control(unix.EPOLL_CTL_MOD, c.fd, unix.EpollEvent{Events: events, Fd: int32(c.peer)})
+}
+
+func (p *poller) unwatch(c *conn) {
+	unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, c.fd, nil)
+}
+
+// poll gives the events that are there.
+func (p *poller) poll() ([]unix.EpollEvent, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll),
+		uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
+	if errno != 0 && errno != unix.EINTR {
+		return nil, fmt.Errorf("epoll_wait: %w", errno)
+	}
+	if errno != 0 {
+		n = 0
+	}
+	return p.events[:n], nil
+}
+
+// wait sleeps until there are events or ms are over (-1: never). It goes through
+// Go's scheduler, so that others run meanwhile.
+func (p *poller) wait(ms int) ([]unix.EpollEvent, error) {
+	n, err := unix.EpollWait(p.epoll, p.events[:], ms)
+	if err != nil && err != unix.EINTR {
+		return nil, fmt.Errorf("epoll_wait: %w", err)
+	}
+	return p.events[:max(n, 0)], nil
+}
+
+// drain makes the eventfd quiet where it is among events, and gives the others.
+func (p *poller) drain(events []unix.EpollEvent) []unix.EpollEvent {
+	for i := range events {
+		if events[i].Pad == wakeMark {
+			var count [8]byte
+			unix.Read(p.wake.fd, count[:])
+			last := len(events) - 1
+			events[i] = events[last]
+			return events[:last]
+		}
+	}
+	return events
+}
+
+func (p *poller) close() {
+	p.wake.close()
+	unix.Close(p.epoll)
+}
+
+// waker is an eventfd that any thread may write to, also while it is being closed.
+type waker struct {
+	mu sync.Mutex
+	fd int // -1 when closed
+}
+
+func (w *waker) wake() {
+	one := [8]byte{1}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fd >= 0 {
+		unix.Write(w.fd, one[:]) // EAGAIN: as many wakes as fit are pending
+	}
+}
+
+func (w *waker) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	unix.Close(w.fd)
+	w.fd = -1
+}

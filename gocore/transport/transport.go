@@ -1,0 +1,321 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/wire"
+)
+
+// Config is what Listen needs to know.
+type Config struct {
+	Host                      string // address to bind; empty for every one
+	SendBuffer, ReceiveBuffer int    // SO_SNDBUF and SO_RCVBUF; 0 leaves them to the kernel
+	Log                       *slog.Logger
+}
+
+// Identity is who this node is to its peers.
+type Identity struct {
+	ID          uint32
+	Incarnation uint64 // of this process: a restarted node has another
+	Token       [wire.TokenBytes]byte
+}
+
+// Transport is one node's data plane.
+type Transport struct {
+	config   Config
+	listener *net.TCPListener
+	self     Identity          // set by Start
+	expect   map[uint32]uint64 // set by Start: nodes that may connect to us, and their incarnations
+	handler  Handler           // set by Start
+	sender   *sender
+	receiver *receiver
+	sys      system
+	count    counters
+
+	handshakeTimeout time.Duration // from accept to the answer
+	accepting        *pending      // handshakes of others with us
+	dialing          *pending      // ours with others
+	handshakes       sync.WaitGroup
+	strangers        hosts
+
+	stopping chan struct{} // closed when the end begins
+	ended    chan struct{} // closed when nothing is left
+
+	// mu guards the queues and the list of connections. It is never held across a
+	// system call or a call of Handler or Releaser.
+	mu struct {
+		sync.Mutex
+		started, stopped bool
+		leaving          bool  // Goodbye was called: nothing new is queued
+		failure          error // why the data plane broke
+		table            table
+		reserved         map[uint32]bool // peers in the middle of a handshake
+		local            queue           // what this node sent to itself
+		seq              uint64
+		free             []*run
+		inbox            []*conn // for the receive loop: new connections, and those that the send loop is done with
+		sendSleeps       bool    // the send loop waits in epoll: who gives it work wakes it
+		receiveSleeps    bool
+		changed          chan struct{} // closed and made anew whenever table changes or local runs empty
+	}
+	quiet sync.Cond // on mu: some conn's writing went false
+}
+
+// Listen binds a port for the data plane's connections. Handshakes wait in the
+// kernel's backlog for Start.
+func Listen(c Config) (*Transport, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	t := &Transport{
+		config: c, sys: kernel, handshakeTimeout: 5 * time.Second,
+		accepting: newPending(), dialing: newPending(),
+		stopping: make(chan struct{}), ended: make(chan struct{}),
+	}
+	t.mu.changed = make(chan struct{})
+	t.mu.reserved = make(map[uint32]bool)
+	t.quiet.L = &t.mu
+	lc := net.ListenConfig{Control: t.config.control}
+	l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(c.Host, "0"))
+	if err != nil {
+		return nil, fault.New(fault.Config, "cannot listen for data connections on host %q: %v", c.Host, err)
+	}
+	t.listener = l.(*net.TCPListener)
+	sending, err := newPoller()
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	receiving, err := newPoller()
+	if err != nil {
+		l.Close()
+		sending.close()
+		return nil, err
+	}
+	t.sender = newSender(t, sending)
+	t.receiver = newReceiver(t, receiving)
+	return t, nil
+}
+
+// Port is the port of the listener.
+func (t *Transport) Port() int { return t.listener.Addr().(*net.TCPAddr).Port }
+
+// Start lets the data plane run: as self, for h. expect names the nodes that may
+// connect to this one, with their incarnations; others are refused. It is called
+// once.
+func (t *Transport) Start(self Identity, expect map[uint32]uint64, h Handler) {
+	t.mu.Lock()
+	if t.mu.started {
+		t.mu.Unlock()
+		panic("transport: Start called twice")
+	}
+	if t.mu.stopped {
+		t.mu.Unlock()
+		return
+	}
+	t.self, t.handler = self, h
+	t.expect = make(map[uint32]uint64, len(expect))
+	for id, incarnation := range expect {
+		t.expect[id] = incarnation
+	}
+	t.mu.table.last = self.ID
+	t.mu.started = true
+	t.handshakes.Add(1)
+	t.mu.Unlock()
+	go t.accept()
+	go t.sender.run()
+	go t.receiver.run()
+}
+
+// Send queues m for peer, or for this node itself, and never blocks. Any thread may
+// call it, the handler too. Where there is no connection to peer, or the transport
+// is leaving or closed, m is dropped and its Owner released before Send returns.
+func (t *Transport) Send(peer uint32, m Outgoing) {
+	t.mu.Lock()
+	wake, queued := t.enqueue(peer, &m)
+	t.mu.Unlock()
+	t.wake(wake)
+	if !queued {
+		t.count.dropped.Add(1)
+		if m.Owner != nil {
+			m.Owner.Release()
+		}
+	}
+}
+
+// enqueue tells the loop to wake, if any, and whether there was a queue for m. mu
+// is held.
+func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, queued bool) {
+	if !t.mu.started || t.mu.stopped || t.mu.leaving {
+		return nil, false
+	}
+	if peer == t.self.ID {
+		t.mu.local.push(t.newRun(m))
+		return t.wakeReceiver(), true
+	}
+	c := t.mu.table.conns[peer]
+	if c == nil {
+		return nil, false
+	}
+	c.queue.push(t.newRun(m))
+	if c.writable {
+		wake = t.wakeSender()
+	}
+	return wake, true
+}
+
+// newRun gives m the next place in the order of Sends. mu is held.
+func (t *Transport) newRun(m *Outgoing) *run {
+	var r *run
+	if n := len(t.mu.free); n > 0 {
+		r = t.mu.free[n-1]
+		t.mu.free = t.mu.free[:n-1]
+	} else {
+		r = new(run)
+	}
+	t.mu.seq++
+	r.init(m, t.mu.seq)
+	return r
+}
+
+// recycle keeps r for the next Send. mu is held.
+func (t *Transport) recycle(r *run) {
+	*r = run{}
+	t.mu.free = append(t.mu.free, r)
+}
+
+// wakeSender and wakeReceiver give what has to be woken once mu, which is held, is
+// let go; nil where the loop is awake.
+func (t *Transport) wakeSender() *poller {
+	if !t.mu.sendSleeps {
+		return nil
+	}
+	t.mu.sendSleeps = false
+	return t.sender.poller
+}
+
+func (t *Transport) wakeReceiver() *poller {
+	if !t.mu.receiveSleeps {
+		return nil
+	}
+	t.mu.receiveSleeps = false
+	return t.receiver.poller
+}
+
+func (t *Transport) wake(p *poller) {
+	if p != nil {
+		t.count.wakeups.Add(1)
+		p.wake.wake()
+	}
+}
+
+// Await waits until every one of peers has a connection.
+func (t *Transport) Await(ctx context.Context, peers []uint32) error {
+	var missing []uint32
+	err := t.until(ctx, func() bool {
+		missing = missing[:0]
+		for _, id := range peers {
+			if t.mu.table.conns[id] == nil {
+				missing = append(missing, id)
+			}
+		}
+		return len(missing) == 0
+	})
+	if err == errStopped {
+		return t.closedError()
+	}
+	if err != nil {
+		return fault.New(fault.Connect, "no data connection with %s: %v", names(missing), err)
+	}
+	return nil
+}
+
+var errStopped = fmt.Errorf("the data plane has ended")
+
+// until waits for met, which is called with mu held whenever table changes or the
+// local queue runs empty.
+func (t *Transport) until(ctx context.Context, met func() bool) error {
+	for {
+		t.mu.Lock()
+		ok, changed := met(), t.mu.changed
+		t.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.stopping:
+			return errStopped
+		}
+	}
+}
+
+// announce wakes until. mu is held.
+func (t *Transport) announce() {
+	close(t.mu.changed)
+	t.mu.changed = make(chan struct{})
+}
+
+func (t *Transport) closedError() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.failure != nil {
+		return fault.New(fault.Internal, "the data plane has failed: %v", t.mu.failure)
+	}
+	return fault.New(fault.Closed, "the data plane is closed")
+}
+
+// Sockets lists every file descriptor of the data plane, for a forked child to
+// close. The child has to do it without Go.
+func (t *Transport) Sockets() []int {
+	fds := append(t.accepting.fds(), t.dialing.fds()...)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.stopped {
+		return nil
+	}
+	if fd, err := descriptor(t.listener); err == nil {
+		fds = append(fds, fd)
+	}
+	for _, p := range []*poller{t.sender.poller, t.receiver.poller} {
+		fds = append(fds, p.epoll, p.wake.fd)
+	}
+	for _, c := range t.mu.table.order {
+		fds = append(fds, c.fd)
+	}
+	return fds
+}
+
+// names lists nodes as people know them.
+func names(ids []uint32) string {
+	s := ""
+	for i, id := range ids {
+		if i > 0 {
+			s += ", "
+		}
+		s += name(id)
+	}
+	return s
+}
+
+// name is the role and rank that ps-lite's node id stands for.
+func name(id uint32) string {
+	switch {
+	case id == 1:
+		return "the scheduler"
+	case id >= 8 && id%2 == 0:
+		return "server " + strconv.Itoa(int(id-8)/2)
+	case id >= 9:
+		return "worker " + strconv.Itoa(int(id-9)/2)
+	}
+	return "node " + strconv.Itoa(int(id))
+}

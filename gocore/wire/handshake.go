@@ -1,0 +1,147 @@
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Sizes of the handshake. The side that dials sends a Hello; the other side sends
+// an Answer, whose reason follows its fixed part where it refuses.
+const (
+	HelloBytes  = 64
+	AnswerBytes = 32
+	// MaxReason bounds the text of a refusal: a sentence.
+	MaxReason = 512
+)
+
+const (
+	helloMagic  = 0x48545046 // "FPTH", little endian
+	answerMagic = 0x41545046 // "FPTA", little endian
+)
+
+// TokenBytes is the size of the cluster's token.
+const TokenBytes = 16
+
+// Hello is the first thing on a connection: who dials, and whom it means to reach.
+type Hello struct {
+	Version       uint16 // of the data plane's protocol; where it differs, no other field but the magic means anything
+	Lane          uint16
+	ID            uint32 // the node that dials
+	To            uint32 // the node that it means to reach
+	Incarnation   uint64 // of the node that dials
+	ToIncarnation uint64
+	Packet        uint32 // PacketBytes of the node that dials
+	Token         [TokenBytes]byte
+}
+
+// NewHello is a Hello in this node's version and packet size.
+func NewHello(id uint32, incarnation uint64, to uint32, toIncarnation uint64, token [TokenBytes]byte) Hello {
+	return Hello{Version: version, ID: id, To: to, Incarnation: incarnation, ToIncarnation: toIncarnation,
+		Packet: PacketBytes, Token: token}
+}
+
+// Put encodes h into b[:HelloBytes].
+func (h *Hello) Put(b []byte) {
+	_ = b[HelloBytes-1]
+	le := binary.LittleEndian
+	le.PutUint32(b[0:], helloMagic)
+	le.PutUint16(b[4:], h.Version)
+	le.PutUint16(b[6:], h.Lane)
+	le.PutUint32(b[8:], h.ID)
+	le.PutUint32(b[12:], h.To)
+	le.PutUint64(b[16:], h.Incarnation)
+	le.PutUint64(b[24:], h.ToIncarnation)
+	le.PutUint32(b[32:], h.Packet)
+	copy(b[36:52], h.Token[:])
+	clear(b[52:60])
+	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+}
+
+// Get decodes b[:HelloBytes]. An error means that the bytes are no Hello at all;
+// what a Hello asks for is judged by Compatible and by the node that it reaches.
+func (h *Hello) Get(b []byte) error {
+	_ = b[HelloBytes-1]
+	le := binary.LittleEndian
+	if le.Uint32(b) != helloMagic {
+		return fmt.Errorf("not an fptps handshake (magic %#08x)", le.Uint32(b))
+	}
+	if got, want := le.Uint32(b[60:]), crc32.Checksum(b[:60], castagnoli); got != want {
+		return fmt.Errorf("handshake checksum %#08x, expected %#08x", got, want)
+	}
+	*h = Hello{
+		Version: le.Uint16(b[4:]), Lane: le.Uint16(b[6:]), ID: le.Uint32(b[8:]), To: le.Uint32(b[12:]),
+		Incarnation: le.Uint64(b[16:]), ToIncarnation: le.Uint64(b[24:]), Packet: le.Uint32(b[32:]),
+	}
+	copy(h.Token[:], b[36:52])
+	return nil
+}
+
+// Compatible tells why this node cannot speak with the one that sent h; "" if it can.
+func (h *Hello) Compatible() string {
+	switch {
+	case h.Version != version:
+		return fmt.Sprintf("data plane version %d, this node speaks %d: install the same fptps everywhere", h.Version, version)
+	case h.Packet != PacketBytes:
+		return fmt.Sprintf("packets of %d bytes, this node's are of %d: install the same fptps everywhere", h.Packet, PacketBytes)
+	case h.Lane != 0:
+		return fmt.Sprintf("lane %d, this node has only lane 0", h.Lane)
+	}
+	return ""
+}
+
+// PutAnswer encodes the answer to a Hello: welcome where reason is empty, else a
+// refusal, its text cut to MaxReason.
+func PutAnswer(reason string) []byte {
+	reason = printable(reason)
+	b := make([]byte, AnswerBytes+len(reason))
+	le := binary.LittleEndian
+	le.PutUint32(b[0:], answerMagic)
+	le.PutUint16(b[4:], version)
+	le.PutUint16(b[6:], uint16(len(reason)))
+	le.PutUint32(b[28:], crc32.Checksum(b[:28], castagnoli))
+	copy(b[AnswerBytes:], reason)
+	return b
+}
+
+// GetAnswer decodes the fixed part of an answer, b[:AnswerBytes]: how many bytes of
+// a reason follow. Welcome is 0.
+func GetAnswer(b []byte) (reason int, err error) {
+	_ = b[AnswerBytes-1]
+	le := binary.LittleEndian
+	if le.Uint32(b) != answerMagic {
+		return 0, fmt.Errorf("not an fptps handshake's answer (magic %#08x)", le.Uint32(b))
+	}
+	if got, want := le.Uint32(b[28:]), crc32.Checksum(b[:28], castagnoli); got != want {
+		return 0, fmt.Errorf("handshake answer's checksum %#08x, expected %#08x", got, want)
+	}
+	reason = int(le.Uint16(b[6:]))
+	if reason > MaxReason {
+		return 0, fmt.Errorf("refusal of %d bytes, at most %d", reason, MaxReason)
+	}
+	if v := le.Uint16(b[4:]); v != version && reason == 0 {
+		return 0, fmt.Errorf("welcome in data plane version %d, this node speaks %d", v, version)
+	}
+	return reason, nil
+}
+
+// GetReason decodes the text of a refusal, safe to print whoever sent it.
+func GetReason(b []byte) string { return printable(string(b)) }
+
+// printable replaces what a terminal or a log could trip over, and cuts to MaxReason.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+	for len(s) > MaxReason {
+		_, n := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-n]
+	}
+	return s
+}
