@@ -45,6 +45,7 @@ const (
 const (
 	FlagScaled uint8 = 1 << iota // a mean's division is done
 	FlagAgain                    // sent again after a failure
+	FlagClash                    // workers named different operations: there is no sum
 	flagEnd
 )
 
@@ -64,7 +65,7 @@ type Header struct {
 	Generation   uint32 // deaths that the sender knows of
 	Priority     int32  // larger is more urgent
 	Contributors uint16 // Sum: how many workers took part
-	RawLen       uint32 // bytes of the elements
+	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of payload that follow
 }
 
@@ -136,7 +137,7 @@ func (h *Header) check() error {
 			return fmt.Errorf("%d bytes on the wire for %d, run %d", h.WireLen, h.RawLen, h.Run)
 		}
 	case Empty:
-		if !h.DType.Valid() || h.WireLen != 0 || h.Run == 0 {
+		if !h.DType.Valid() || h.WireLen != 0 || h.Run == 0 || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
 			return fmt.Errorf("empty contribution of %v over %d packets with %d bytes", h.DType, h.Run, h.WireLen)
 		}
 	case Missing:
