@@ -1,0 +1,181 @@
+package wire
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// real is one header of each kind that nodes send, all fields distinct.
+func real() []Header {
+	return []Header{
+		{Kind: Contrib, DType: Float32, Tensor: 1, Packet: 2, Run: 1, Round: 3 << 40, Epoch: 4, Plan: 5, Generation: 6, Priority: -7, RawLen: 1024, WireLen: 1024},
+		{Kind: Contrib, Flags: FlagAgain, DType: Float64, Op: OpMean, Tensor: MaxTensors - 1, Packet: MaxTensorBytes/PacketBytes - 1, Run: 1, Round: 9, Priority: math.MaxInt32, RawLen: PacketBytes, WireLen: PacketBytes},
+		{Kind: Sum, Flags: FlagScaled, DType: Bool, Op: OpMean, Tensor: 10, Run: 1, Round: 11, Priority: math.MinInt32, Contributors: 12, RawLen: 13, WireLen: 13},
+		{Kind: Sum, DType: BFloat16, Tensor: 14, Run: 1, Round: 15, Contributors: 16, RawLen: 18},
+		{Kind: Empty, DType: LongDouble, Tensor: 19, Packet: 20, Run: 21, Round: 22, RawLen: 32},
+		{Kind: Missing, Tensor: 23, Run: 1, Round: 24, RawLen: 8, WireLen: 8},
+		{Kind: Goodbye},
+	}
+}
+
+func encode(h Header) []byte {
+	b := make([]byte, HeaderBytes)
+	h.Put(b)
+	return b
+}
+
+func TestHeaderComesBack(t *testing.T) {
+	for _, h := range real() {
+		var back Header
+		if err := back.Get(encode(h)); err != nil || back != h {
+			t.Errorf("%+v came back as %+v, error %v", h, back, err)
+		}
+	}
+}
+
+// The layout is a promise to every other build of this version.
+func TestHeaderLayout(t *testing.T) {
+	h := Header{Kind: 1, Flags: 2, DType: 3, Op: 4, Codec: 5, Tensor: 0x0d0c0b0a, Packet: 0x1d1c1b1a, Run: 0x2d2c2b2a,
+		Epoch: 0x3d3c3b3a, Round: 0x4847464544434241, Plan: 0x5d5c5b5a, Generation: 0x6d6c6b6a, Priority: 0x7d7c7b7a,
+		Contributors: 0x8281, RawLen: 0x9d9c9b9a, WireLen: 0xadacabaa}
+	want := "FP" + "\x01\x01\x02\x03\x04\x05" + "\x0a\x0b\x0c\x0d" + "\x1a\x1b\x1c\x1d" + "\x2a\x2b\x2c\x2d" + "\x3a\x3b\x3c\x3d" +
+		"ABCDEFGH" + "\x5a\x5b\x5c\x5d" + "\x6a\x6b\x6c\x6d" + "\x7a\x7b\x7c\x7d" + "\x81\x82" + "\x00\x00" +
+		"\x9a\x9b\x9c\x9d" + "\xaa\xab\xac\xad" + "\x00\x00\x00\x00"
+	if got := string(encode(h)[:60]); got != want {
+		t.Errorf("layout\n%x, expected\n%x", got, want)
+	}
+}
+
+func TestEveryFlippedBitIsRefused(t *testing.T) {
+	for _, h := range real() {
+		for bit := range HeaderBytes * 8 {
+			b := encode(h)
+			b[bit/8] ^= 1 << (bit % 8)
+			var back Header
+			if back.Get(b) == nil {
+				t.Errorf("%+v: accepted with bit %d of byte %d flipped", h, bit%8, bit/8)
+			}
+		}
+	}
+}
+
+// Each of these has a right checksum: some program could send it, no node does.
+func TestWhatNoNodeSendsIsRefused(t *testing.T) {
+	contrib, sum, empty, missing, goodbye := real()[0], real()[2], real()[4], real()[5], real()[6]
+	for what, tc := range map[string]struct {
+		h      Header
+		change func(*Header)
+		says   string
+	}{
+		"kind 0":               {contrib, func(h *Header) { h.Kind = 0 }, "kind"},
+		"kind beyond":          {contrib, func(h *Header) { h.Kind = kindEnd }, "kind"},
+		"state":                {contrib, func(h *Header) { h.Kind = State }, "state"},
+		"flag beyond":          {contrib, func(h *Header) { h.Flags = flagEnd }, "flags"},
+		"operation":            {contrib, func(h *Header) { h.Op = opEnd }, "operation"},
+		"codec":                {contrib, func(h *Header) { h.Codec = 1 }, "codec"},
+		"raw beyond a packet":  {contrib, func(h *Header) { h.RawLen = PacketBytes + 4 }, "at most"},
+		"wire beyond a packet": {contrib, func(h *Header) { h.WireLen = PacketBytes + 4 }, "at most"},
+		"wire of 4 GB":         {contrib, func(h *Header) { h.WireLen = math.MaxUint32 }, "at most"},
+		"dtype 0":              {contrib, func(h *Header) { h.DType = 0 }, "dtype"},
+		"dtype beyond":         {contrib, func(h *Header) { h.DType = dtypeEnd }, "dtype"},
+		"part of an element":   {contrib, func(h *Header) { h.RawLen, h.WireLen = 1023, 1023 }, "1023"},
+		"no elements":          {contrib, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "0 bytes"},
+		"contribution, hollow": {contrib, func(h *Header) { h.WireLen = 0 }, "on the wire"},
+		"contribution, run":    {contrib, func(h *Header) { h.Run = 2 }, "run 2"},
+		"sum, other length":    {sum, func(h *Header) { h.WireLen = 12 }, "on the wire"},
+		"sum, run 0":           {sum, func(h *Header) { h.Run = 0 }, "run 0"},
+		"empty, payload":       {empty, func(h *Header) { h.WireLen = 32 }, "empty"},
+		"empty, run 0":         {empty, func(h *Header) { h.Run = 0 }, "empty"},
+		"empty, dtype":         {empty, func(h *Header) { h.DType = 99 }, "empty"},
+		"empty, run beyond":    {empty, func(h *Header) { h.Run = math.MaxUint32 }, "range"},
+		"missing nobody":       {missing, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "missing"},
+		"missing part":         {missing, func(h *Header) { h.RawLen, h.WireLen = 7, 7 }, "missing"},
+		"missing, raw":         {missing, func(h *Header) { h.RawLen = 4 }, "missing"},
+		"goodbye, payload":     {goodbye, func(h *Header) { h.WireLen = 1 }, "goodbye"},
+		"tensor beyond":        {contrib, func(h *Header) { h.Tensor = MaxTensors }, "range"},
+		"packet beyond":        {contrib, func(h *Header) { h.Packet = MaxTensorBytes / PacketBytes }, "range"},
+		"packet wraps":         {contrib, func(h *Header) { h.Packet = math.MaxUint32 }, "range"},
+	} {
+		h := tc.h
+		tc.change(&h)
+		var back Header
+		err := back.Get(encode(h))
+		if err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: error %v, expected one about %q", what, err, tc.says)
+		}
+	}
+}
+
+func TestOtherVersionIsNamed(t *testing.T) {
+	b := encode(real()[0])
+	b[2] = version + 1
+	var h Header
+	if err := h.Get(b); err == nil || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestHeaderAllocatesNothing(t *testing.T) {
+	h, b := real()[0], make([]byte, HeaderBytes)
+	n := testing.AllocsPerRun(100, func() {
+		h.Put(b)
+		if err := h.Get(b); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestPackets(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	sizes := []uint64{0, 1, PacketBytes - 1, PacketBytes, PacketBytes + 1, MaxTensorBytes - 1, MaxTensorBytes}
+	for range 1000 {
+		sizes = append(sizes, rng.Uint64N(1<<rng.UintN(41)))
+	}
+	for _, size := range sizes {
+		n := Packets(size)
+		if uint64(n)*PacketBytes < size || n > 0 && uint64(n-1)*PacketBytes >= size {
+			t.Errorf("%d bytes are %d packets", size, n)
+		}
+		if n > 0 && uint64(n-1)*PacketBytes+uint64(PacketLen(size, n-1)) != size {
+			t.Errorf("last packet of %d bytes has %d", size, PacketLen(size, n-1))
+		}
+	}
+}
+
+// mend gives arbitrary bytes the checksum that lets them reach the checks behind it.
+func mend(b []byte, at int) { binary.LittleEndian.PutUint32(b[at:], crc32.Checksum(b[:at], castagnoli)) }
+
+func FuzzHeader(f *testing.F) {
+	for _, h := range real() {
+		f.Add(encode(h), true)
+		f.Add(encode(h), false)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, whole bool) {
+		b := make([]byte, HeaderBytes)
+		copy(b, data)
+		if whole {
+			b[0], b[1], b[2] = 'F', 'P', version
+			mend(b, 60)
+		}
+		var h, back Header
+		if h.Get(b) != nil {
+			return
+		}
+		if h.WireLen > PacketBytes || h.RawLen > PacketBytes || h.Kind == Contrib && int(h.RawLen)%h.DType.Size() != 0 {
+			t.Errorf("accepted %+v", h)
+		}
+		if uint64(h.Packet)+uint64(h.Run) > MaxTensorBytes/PacketBytes || h.Tensor >= MaxTensors {
+			t.Errorf("accepted a packet out of range: %+v", h)
+		}
+		if err := back.Get(encode(h)); err != nil || back != h {
+			t.Errorf("%+v came back as %+v, error %v", h, back, err)
+		}
+	})
+}
