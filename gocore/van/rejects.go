@@ -1,0 +1,44 @@
+package van
+
+import (
+	"log/slog"
+	"sync"
+)
+
+// maxRejectsLogged bounds the senders whose rubbish is logged, and the memory of them.
+const maxRejectsLogged = 100
+
+// rejects counts what made no sense, and logs it once per sender.
+type rejects struct {
+	log *slog.Logger
+	mu  struct {
+		sync.Mutex
+		count uint64
+		seen  map[string]bool
+	}
+}
+
+func newRejects(log *slog.Logger) *rejects {
+	r := &rejects{log: log}
+	r.mu.seen = map[string]bool{}
+	return r
+}
+
+func (r *rejects) add(sender string, why error) {
+	r.mu.Lock()
+	r.mu.count++
+	tell := !r.mu.seen[sender] && len(r.mu.seen) < maxRejectsLogged
+	if tell {
+		r.mu.seen[sender] = true
+	}
+	r.mu.Unlock()
+	if tell {
+		r.log.Warn("control plane: dropped what a stranger sent; more of it is counted only", "sender", sender, "reason", why)
+	}
+}
+
+func (r *rejects) count() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.count
+}
