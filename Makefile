@@ -20,7 +20,7 @@ help: ## this list
 		printf 'make %-12s %s\n' "$$name" "$$text"; done
 
 demo: setup ## train a small CNN with 2 workers and 1 server on this machine
-	$(BIN)/python examples/demo.py
+	$(BIN)/fptps run -n 2 -s 1 -- $(BIN)/python examples/digits/train.py
 
 test: lint test-go test-python ## lint, Go's tests, Python's tests
 
@@ -31,7 +31,7 @@ lint: setup ## gofmt, go vet, staticcheck, ruff, mypy, stubtest
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/stubtest --mypy-config-file pyproject.toml fptps._fptps
+	$(BIN)/stubtest --mypy-config-file pyproject.toml --allowlist scripts/stubtest_allowlist.txt fptps._fptps
 
 test-go: system ## Go's tests
 	go test ./...

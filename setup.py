@@ -1,9 +1,11 @@
-"""Builds the Go core as fptps._fptps, one extension module for every CPython from 3.9 on; the rest is in pyproject.toml.
+"""Builds the Go core as fptps._fptps, one extension module for every CPython from 3.9 on.
 
 In a temporary folder gopy writes a cgo function for each function of the Go package pybind and their description for
 pybindgen, which writes the C side of the module; a few edits make both fit CPython's limited API (abi3); one `go build`
 compiles and links all of it. A Go workspace joins the temporary package to the sources, where nothing is written.
 """
+
+from __future__ import annotations
 
 import os
 import shlex
@@ -25,7 +27,7 @@ NAME = "fptps"  # gopy's name for the bindings; the module is _NAME
 LIMITED_API = "0x03090000"
 
 GO_MOD = "module fptps_extension\n\ngo {go}\n"
-GO_WORK = "go {go}\n\nuse (\n\t.\n\t{root}\n)\n"
+GO_WORK = 'go {go}\n\nuse (\n\t.\n\t"{root}"\n)\n'
 # Other Go libraries and another libzmq may live in the same process: nothing but the module's entry is visible.
 EXPORTS = f"{{ global: PyInit__{NAME}; local: *; }};\n"
 
@@ -46,31 +48,69 @@ GO_EDITS = {
 C_EDITS = {"typedef PyAsyncMethods* cmpfunc;": "typedef void* cmpfunc;"}
 
 
-def edit(path, edits):
+def edit(path: Path, edits: dict[str, str]) -> None:
     """Applies the replacements to a generated file. A text that is not there means that its generator has changed."""
     text = path.read_text()
     for old, new in edits.items():
         if old not in text:
-            raise PlatformError(f"{path.name}, as generated, lacks {old!r}: setup.py does not fit this gopy or pybindgen")
+            raise PlatformError(
+                f"{path.name}, as generated, lacks {old!r}: setup.py does not fit this gopy or pybindgen"
+            )
         text = text.replace(old, new)
     path.write_text(text)
 
 
-def replace_cgo_flags(path):
+def replace_cgo_flags(path: Path) -> None:
     """Puts our compiler flags in place of gopy's, which link libpython and hold this Python's own build flags."""
-    flags = f"-I{sysconfig.get_path('include')} -DPy_LIMITED_API={LIMITED_API} -Wno-implicit-function-declaration"
+    flags = f"-I{sysconfig.get_path('include')} -DPy_LIMITED_API={LIMITED_API}"
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#cgo ")]
     lines.insert(lines.index("/*", 1) + 1, f"#cgo CFLAGS: {flags}")
     path.write_text("\n".join(lines) + "\n")
 
 
+def run_in(folder: Path, *command: str, workspace: str = "off") -> None:
+    """Runs a command with the Go workspace (none by default); its failure ends the build."""
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "GOWORK": workspace})
+    if done.returncode != 0:
+        line = shlex.join(command)
+        raise PlatformError(f"`{line}` failed with exit code {done.returncode}: see its output above")
+
+
+def generate(folder: Path) -> None:
+    """Writes the extension's Go and C sources into the folder."""
+    options = [f"-vm={sys.executable}", "-no-make", "-no-warn", f"-output={folder}", f"-name={NAME}"]
+    run_in(ROOT, "go", "tool", "gopy", "gen", *options, "fptps/pybind")
+    go_file = folder / f"{NAME}.go"
+    edit(go_file, GO_EDITS)
+    replace_cgo_flags(go_file)
+    run_in(ROOT, "go", "tool", "goimports", "-w", str(go_file))
+    run_in(folder, sys.executable, "build.py")
+    edit(folder / f"{NAME}.c", C_EDITS)
+    # gopy means the header of a first build of the Go side; cgo writes the same one during ours.
+    (folder / f"{NAME}_go.h").write_text('#include "_cgo_export.h"\n')
+
+
+def link(folder: Path, version: str, target: Path) -> None:
+    """Compiles the folder's package and what it imports, and links them into the target."""
+    go = subprocess.check_output(["go", "list", "-m", "-f", "{{.GoVersion}}"], cwd=ROOT, text=True).strip()
+    (folder / "go.mod").write_text(GO_MOD.format(go=go))
+    workspace = folder / "go.work"
+    workspace.write_text(GO_WORK.format(go=go, root=ROOT))
+    exports = folder / "exports.map"
+    exports.write_text(EXPORTS)
+    linker = f"-ldflags=-s -w -X fptps/pybind.version={version} -extldflags=-Wl,--version-script={exports}"
+    options = ["-buildmode=c-shared", "-buildvcs=false", "-trimpath", linker, "-o", str(target)]
+    run_in(folder, "go", "build", *options, ".", workspace=str(workspace))
+    target.with_suffix(".h").unlink()
+
+
 class GoExtension(build_ext):
     """The build_ext of an extension module that is written in Go."""
 
-    def get_ext_filename(self, fullname):
+    def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".abi3.so"
 
-    def build_extension(self, ext):
+    def build_extension(self, ext: Extension) -> None:
         try:
             system_packages.check()
         except RuntimeError as problem:
@@ -78,42 +118,8 @@ class GoExtension(build_ext):
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="fptps-build-") as folder:
-            self.generate(Path(folder))
-            self.link(Path(folder), target)
-
-    def generate(self, folder):
-        """Writes the extension's Go and C sources into the folder."""
-        out = f"-output={folder}"
-        self.run_in(ROOT, "go", "tool", "gopy", "gen", f"-vm={sys.executable}", "-no-make", "-no-warn", out,
-                    f"-name={NAME}", "fptps/pybind")
-        go_file = folder / f"{NAME}.go"
-        edit(go_file, GO_EDITS)
-        replace_cgo_flags(go_file)
-        self.run_in(ROOT, "go", "tool", "goimports", "-w", go_file)
-        self.run_in(folder, sys.executable, "build.py")
-        edit(folder / f"{NAME}.c", C_EDITS)
-        # gopy means the header of a first build of the Go side; cgo writes the same one during ours.
-        (folder / f"{NAME}_go.h").write_text('#include "_cgo_export.h"\n')
-
-    def link(self, folder, target):
-        """Compiles the generated package and links it into the target."""
-        go = subprocess.check_output(["go", "list", "-m", "-f", "{{.GoVersion}}"], cwd=ROOT, text=True).strip()
-        (folder / "go.mod").write_text(GO_MOD.format(go=go))
-        (folder / "go.work").write_text(GO_WORK.format(go=go, root=ROOT))
-        (folder / "exports.map").write_text(EXPORTS)
-        version = f"-X fptps/pybind.version={self.distribution.get_version()}"
-        exports = f"-extldflags=-Wl,--version-script={folder}/exports.map"
-        self.run_in(folder, "go", "build", "-buildmode=c-shared", "-buildvcs=false", "-trimpath",
-                    f"-ldflags=-s -w {version} {exports}", "-o", target, ".", GOWORK=folder / "go.work")
-        target.with_suffix(".h").unlink()
-
-    def run_in(self, folder, *command, **environment):
-        command = [str(word) for word in command]
-        environment = {"GOWORK": "off", **{name: str(value) for name, value in environment.items()}}
-        self.announce(shlex.join(command), level=2)
-        done = subprocess.run(command, cwd=folder, env={**os.environ, **environment})
-        if done.returncode != 0:
-            raise PlatformError(f"`{shlex.join(command)}` failed with exit code {done.returncode}: see its output above")
+            generate(Path(folder))
+            link(Path(folder), self.distribution.get_version(), target)
 
 
 setup(

@@ -4,6 +4,8 @@ python3 scripts/system_packages.py             exit 0: all there; else the sente
 python3 scripts/system_packages.py --install   runs that command where root or passwordless sudo allows it
 """
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import re
@@ -14,6 +16,7 @@ import sysconfig
 from pathlib import Path
 
 GO_NEEDED = (1, 26)
+PYTHON_NEEDED = (3, 9)
 
 # Package of each need, by package manager. Empty: it comes with what is there already.
 PACKAGES = {
@@ -33,14 +36,14 @@ INSTALL = {
 }
 
 
-def succeeds(*command):
+def succeeds(*command: str) -> bool:
     """True when the command exists and exits with 0."""
     if not shutil.which(command[0]):
         return False
     return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
-def missing(for_development=False):
+def missing(for_development: bool = False) -> list[str]:
     """Names of the system needs (keys of PACKAGES) that this machine lacks."""
     found = {
         "compiler": shutil.which(os.environ.get("CC", "gcc").split()[0]) is not None,
@@ -53,7 +56,7 @@ def missing(for_development=False):
     return [need for need, there in found.items() if not there]
 
 
-def install_command(needs):
+def install_command(needs: list[str]) -> str | None:
     """The shell command that installs the needs here, or None when no known package manager is present."""
     for column, manager in enumerate(INSTALL):
         if shutil.which(manager):
@@ -62,7 +65,7 @@ def install_command(needs):
     return None
 
 
-def go_complaint():
+def go_complaint() -> str | None:
     """What is wrong with the Go toolchain, or None."""
     wanted = ".".join(map(str, GO_NEEDED))
     remedy = f"install Go {wanted} or newer (https://go.dev/dl/) and put its bin folder on PATH"
@@ -76,7 +79,7 @@ def go_complaint():
     return None
 
 
-def complaint(needs):
+def complaint(needs: list[str]) -> str:
     """One sentence on what is missing, with the command that helps."""
     command = install_command(needs)
     if command is None:
@@ -86,7 +89,7 @@ def complaint(needs):
     return f"fptps needs these system packages to build: {', '.join(needs)}. Run: {command}"
 
 
-def check():
+def check() -> None:
     """Raises RuntimeError, with what to do, unless this machine can build the extension module."""
     problem = go_complaint()
     needs = missing()
@@ -96,7 +99,11 @@ def check():
         raise RuntimeError(problem)
 
 
-def main(arguments):
+def main(arguments: list[str]) -> None:
+    if sys.version_info < PYTHON_NEEDED:
+        sys.exit(
+            f"fptps needs Python 3.9 or newer, and {sys.executable} is older: make PYTHON=python3.x names another."
+        )
     problem = go_complaint()
     if problem:
         sys.exit(problem)
