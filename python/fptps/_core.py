@@ -1,0 +1,112 @@
+"""The one door to the core, the extension module that is written in Go.
+
+Importing this module starts the Go runtime, which does not live on in a forked child: a call into it there would
+hang. So the package imports it no earlier than at the first use (a process that forked before may use fptps in the
+child), and from then on a child gets a ClosedError. gopy's wrappers release the GIL around every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+from .errors import ClosedError, from_core
+
+try:
+    from . import _fptps as raw
+except ImportError as error:
+    raise ImportError(
+        f"the core of fptps, the extension module fptps._fptps, cannot be loaded ({error}): "
+        "build and install the package with `pip install .`"
+    ) from error
+
+IN_CHILD: Final = (
+    "fptps was in use when this process was forked, and its core does not live on in a forked child: use it in a "
+    "process started by subprocess, or by multiprocessing with the method 'spawn'"
+)
+
+_forked = False
+_open: set[int] = set()  # the handles that have sockets
+_sockets: list[tuple[int, int, int]] = []  # file descriptor, device, inode of each, as of the last fork
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _door(function: Function) -> Function:
+    """Gives a raw function our exceptions, and keeps a forked child out."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        if _forked:
+            raise ClosedError(IN_CHILD)
+        try:
+            return function(*arguments)
+        except RuntimeError as error:
+            raise from_core(error) from None
+
+    return cast(Function, call)
+
+
+version = _door(raw.pybind_Version)
+configuration = _door(raw.pybind_Configuration)
+joined = _door(raw.pybind_Joined)
+wait = _door(raw.pybind_Wait)
+reap = _door(raw.pybind_Reap)
+explain = _door(raw.pybind_Explain)
+init = _door(raw.pybind_Init)
+push = _door(raw.pybind_Push)
+pull = _door(raw.pybind_Pull)
+push_pull = _door(raw.pybind_PushPull)
+skip = _door(raw.pybind_Skip)
+set_tensor_count = _door(raw.pybind_SetTensorCount)
+tensor_info = _door(raw.pybind_TensorInfo)
+barrier = _door(raw.pybind_Barrier)
+close = _door(raw.pybind_Close)
+info = _door(raw.pybind_Info)
+stats = _door(raw.pybind_Stats)
+sockets = _door(raw.pybind_Sockets)
+notify_fd = _door(raw.pybind_NotifyFd)
+inject = _door(raw.pybind_Inject)
+
+
+def open(options: str) -> int:
+    """Opens a node with settings in a JSON object, named as in the environment; it begins to join. Gives its handle."""
+    handle = _door(raw.pybind_Open)(options)
+    _open.add(handle)
+    return handle
+
+
+def free(handle: int) -> None:
+    """Forgets a node that is closed."""
+    _open.discard(handle)
+    _door(raw.pybind_Free)(handle)
+
+
+def _list_sockets() -> None:
+    """Before a fork: notes what the child has to close. It must not ask the core, nor trust a number alone, then."""
+    _sockets.clear()
+    for handle in tuple(_open):
+        with contextlib.suppress(RuntimeError, OSError):
+            for number in raw.pybind_Sockets(handle).split(","):
+                if number:
+                    status = os.fstat(int(number))
+                    _sockets.append((int(number), status.st_dev, status.st_ino))
+
+
+def _close_sockets() -> None:
+    """In the child: closes the copies of the data sockets, or the peers of a dead parent would not see its end."""
+    global _forked
+    _forked = True
+    for number, device, inode in _sockets:
+        with contextlib.suppress(OSError):
+            status = os.fstat(number)
+            if (status.st_dev, status.st_ino) == (device, inode):
+                os.close(number)
+    _sockets.clear()
+    _open.clear()
+
+
+os.register_at_fork(before=_list_sockets, after_in_child=_close_sockets)

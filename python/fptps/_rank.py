@@ -1,0 +1,45 @@
+"""One worker of a LocalCluster: `python -m fptps._rank FOLDER RANK` runs the function that the folder holds.
+
+It leaves (value, exception, traceback) in FOLDER/RANK.pickle, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from .local import TASK
+
+
+def main(folder: Path, rank: int) -> None:
+    """Calls the function and tells how it went."""
+    target = folder / f"{rank}.pickle"
+    try:
+        path, task = cloudpickle.loads((folder / TASK).read_bytes())
+        sys.path[:] = path  # where the function's modules are
+        function, arguments = cloudpickle.loads(task)
+        pickled = cloudpickle.dumps((function(*arguments), None, None))
+    except BaseException as error:
+        pickled = cloudpickle.dumps((None, _picklable(error), traceback.format_exc()))
+        raise
+    finally:
+        whole = target.with_suffix(".part")
+        whole.write_bytes(pickled)
+        whole.rename(target)
+
+
+def _picklable(error: BaseException) -> Any | None:
+    """The exception, if it survives the way to the other process."""
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return None
+    return error
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,189 @@
+"""Where an array's elements lie in memory, and what they are: all that the core learns of an array.
+
+Taken as they are, without a copy: numpy arrays, PyTorch's CPU tensors, objects with the DLPack protocol (JAX and
+others), objects with the buffer protocol (bytearray, array.array, memoryview). They have to be C-contiguous, in the
+machine's byte order, of at least one element, and writable where something is written into them. PyTorch is never
+imported from here: a tensor can only come from a program that has imported it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+
+class Place(NamedTuple):
+    """Where the core finds an array. The numbers hold as long as keep is referred to."""
+
+    dtype: int
+    """Number of the element type, as in gocore/wire/dtype.go."""
+    address: int
+    nbytes: int
+    keep: object
+
+
+BFLOAT16: Final = 11
+TIMEDELTA64: Final = 18
+NAMES: Final = {
+    "bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7, "uint32": 8, "uint64": 9,
+    "float16": 10, "bfloat16": BFLOAT16, "float32": 12, "float64": 13, "longdouble": 14, "complex64": 15,
+    "complex128": 16, "clongdouble": 17, "timedelta64": TIMEDELTA64,
+}  # fmt: skip
+"""The numbers of the element types, by the core's names."""
+
+_numbers: dict[np.dtype[Any], int] = {
+    np.dtype(name): number for name, number in NAMES.items() if number not in (BFLOAT16, TIMEDELTA64)
+}
+_addresses: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # by id(array): the array, its nbytes, its address
+_CPU_DEVICES: Final = (1, 3)  # of DLPack: CPU, and memory of the CPU that a GPU can reach
+
+
+def locate(array: Any, write: bool) -> Place:
+    """Finds the elements of an array that is going to be read, or written.
+
+    Raises TypeError for what is no such array or has elements that cannot be summed, and ValueError for one that
+    lies in memory in a way that cannot be used, or is read-only where it is written.
+    """
+    if type(array) is np.ndarray:
+        return _locate_numpy(array, write)
+    torch = _torch()
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _locate_torch(array, write, torch)
+    return _locate_numpy(_view(array), write)
+
+
+def maker(array: Any) -> Callable[[], Any]:
+    """A function that makes a new array like this one: the same shape and dtype; a tensor for a PyTorch tensor."""
+    torch = _torch()
+    if torch is not None and isinstance(array, torch.Tensor):
+        return functools.partial(torch.empty, tuple(array.shape), dtype=array.dtype)
+    view = array if isinstance(array, np.ndarray) else _view(array)
+    return functools.partial(np.empty, view.shape, view.dtype)
+
+
+def number_of(dtype: np.dtype[Any]) -> int:
+    """The core's number of a numpy dtype; TypeError for one that cannot be summed."""
+    number = _numbers.get(dtype)
+    if number is not None:
+        return number
+    if not dtype.isnative:
+        raise TypeError(
+            f"dtype {dtype.str!r} is not in this machine's byte order: pass array.astype(array.dtype.newbyteorder('='))"
+        )
+    if dtype.kind == "m":
+        return TIMEDELTA64
+    if dtype.name == "bfloat16" and dtype.itemsize == 2:  # ml_dtypes'
+        _numbers[dtype] = BFLOAT16
+        return BFLOAT16
+    raise TypeError(f"dtype {str(dtype)!r} cannot be summed: one of {', '.join(NAMES)} is expected")
+
+
+def _locate_numpy(array: np.ndarray[Any, Any], write: bool) -> Place:
+    number = _numbers.get(array.dtype) or number_of(array.dtype)
+    nbytes = array.nbytes
+    flags = array.flags
+    if not flags.c_contiguous:
+        raise ValueError(
+            f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous: "
+            "pass numpy.ascontiguousarray(array), or .copy() of it to receive into"
+        )
+    if write and not flags.writeable:
+        raise ValueError(f"the array of shape {array.shape} to receive into is read-only")
+    if nbytes == 0:
+        raise ValueError(f"an array of shape {array.shape} has no elements: leave it out")
+    # The address costs 1 us to ask for, so it is kept as long as the array lives. It does not change in between:
+    # resize() refuses an array that has a weak reference, or changes the size where it is told to do it anyway.
+    known = _addresses.get(id(array))
+    if known is not None and known[0]() is array and known[1] == nbytes:
+        return Place(number, known[2], nbytes, array)
+    return Place(number, _remember(array), nbytes, array)
+
+
+def _remember(array: np.ndarray[Any, Any]) -> int:
+    identity = id(array)
+    address: int = array.ctypes.data
+    forget = functools.partial(_forget, identity, _addresses)
+    _addresses[identity] = (weakref.ref(array, forget), array.nbytes, address)
+    return address
+
+
+def _forget(identity: int, addresses: dict[int, tuple[weakref.ref[Any], int, int]], dead: weakref.ref[Any]) -> None:
+    known = addresses.get(identity)
+    if known is not None and known[0] is dead:
+        del addresses[identity]
+
+
+def _torch() -> Any:
+    """PyTorch, if the program has imported it."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and hasattr(torch, "Tensor") else None
+
+
+@functools.lru_cache(maxsize=1)
+def _torch_numbers(torch: Any) -> dict[Any, int]:
+    found = {getattr(torch, name, None): number for name, number in NAMES.items()}
+    return {dtype: number for dtype, number in found.items() if isinstance(dtype, torch.dtype)}
+
+
+def _locate_torch(tensor: Any, write: bool, torch: Any) -> Place:
+    if not tensor.is_cpu:
+        raise TypeError(f"a tensor on device {str(tensor.device)!r} is out of reach: pass tensor.cpu()")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} cannot be summed: pass tensor.to_dense()")
+    number = _torch_numbers(torch).get(tensor.dtype)
+    if number is None:
+        raise TypeError(f"dtype {tensor.dtype} cannot be summed: one of {', '.join(NAMES)} is expected")
+    shape = tuple(tensor.shape)
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"a tensor of shape {shape} and strides {tensor.stride()} is not contiguous: pass tensor.contiguous()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("a tensor whose conjugation or sign is pending: pass tensor.resolve_conj().resolve_neg()")
+    if write and tensor.requires_grad and not tensor.is_leaf:
+        raise ValueError("the tensor to receive into was computed, and autograd may need it: pass tensor.detach()")
+    nbytes = tensor.nbytes
+    if nbytes == 0:
+        raise ValueError(f"a tensor of shape {shape} has no elements: leave it out")
+    address = tensor.data_ptr()
+    if address == 0:
+        raise TypeError(f"a {type(tensor).__name__} has no memory of its own: pass the plain tensor that it stands for")
+    return Place(number, address, nbytes, tensor)
+
+
+def _view(array: Any) -> np.ndarray[Any, Any]:
+    """An array that is neither numpy's own nor PyTorch's, as a numpy array over the same memory."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("the mask of a masked array would be lost: pass array.filled(0)")
+    if isinstance(array, np.ndarray):
+        return array
+    if isinstance(array, np.generic):
+        raise TypeError(f"{array!r} is a value, not an array: pass numpy.asarray(value)")
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _from_dlpack(array)
+    try:
+        return np.asarray(memoryview(array))
+    except TypeError:
+        raise TypeError(
+            f"an object of type {type(array).__name__!r} is no array: pass a numpy array (numpy.asarray makes one), "
+            "a PyTorch tensor, or an object with the DLPack or the buffer protocol"
+        ) from None
+    except (ValueError, NotImplementedError) as error:
+        raise TypeError(f"the elements of this {type(array).__name__} cannot be summed: {error}") from None
+
+
+def _from_dlpack(array: Any) -> np.ndarray[Any, Any]:
+    device = int(array.__dlpack_device__()[0])
+    if device not in _CPU_DEVICES:
+        raise TypeError(
+            f"this {type(array).__name__} is not in the CPU's memory (DLPack device {device}): pass a copy that is"
+        )
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(f"numpy cannot take this {type(array).__name__} through DLPack: {error}") from None

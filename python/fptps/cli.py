@@ -1,0 +1,73 @@
+"""The command `fptps`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import click
+
+from . import __version__, scheduler, server
+from .launch import Supervisor, cluster_commands, reserved_port
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fptps", message="%(prog)s %(version)s")
+def main() -> None:
+    """A parameter server for data-parallel training."""
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="Number of workers.")
+@click.option("-s", "--servers", type=click.IntRange(0), default=0, show_default=True, help="Number of servers.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(workers: int, servers: int, program: tuple[str, ...]) -> None:
+    """Run PROGRAM on a cluster of this machine.
+
+    Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment. Lines of
+    output carry role and rank. When one process fails the others get 5 s to end by themselves. The exit code is that
+    of the worst process; Ctrl-C and SIGTERM end all of them.
+
+    \b
+        fptps run -n 2 -s 1 python train.py --epochs 3
+    """
+    with reserved_port() as port:
+        commands = cluster_commands(workers, servers, port, lambda rank: list(program), os.environ)
+        supervisor = Supervisor(commands)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            supervisor.stop(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, stop)
+        sys.exit(supervisor.run())
+
+
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that the scheduler and a server share."""
+    for option in (
+        click.option("--servers", "-s", type=click.IntRange(0), help="Number of servers. [DMLC_NUM_SERVER]"),
+        click.option("--workers", "-n", type=click.IntRange(1), help="Number of workers. [DMLC_NUM_WORKER]"),
+        click.option("--port", type=click.IntRange(1, 65535), help="Port of the scheduler. [DMLC_PS_ROOT_PORT]"),
+        click.option("--host", help="Address of the scheduler. [DMLC_PS_ROOT_URI]"),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command(name="scheduler")
+@node_options
+def scheduler_command(host: str | None, port: int | None, workers: int | None, servers: int | None) -> None:
+    """Run the scheduler of a cluster."""
+    sys.exit(scheduler.main(host, port, workers, servers))
+
+
+@main.command(name="server")
+@node_options
+def server_command(host: str | None, port: int | None, workers: int | None, servers: int | None) -> None:
+    """Run one server of a cluster."""
+    sys.exit(server.main(host, port, workers, servers))
