@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 # Newer than most Pythons bring, for --group (pyproject.toml's dependency groups).
 PIP_VERSION := 25.3
 FUZZTIME ?= 10s
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 GO_SOURCES := $(sort $(shell find gocore pybind -name '*.go' ! -name '*_test.go' -o -name '*.s'))
 PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi' -o -name 'py.typed'))
@@ -73,7 +74,7 @@ system:
 
 $(VENV)/dev.stamp: pyproject.toml | system
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check pip==$(PIP_VERSION)
+	$(BIN)/pip install -q pip==$(PIP_VERSION)
 	$(BIN)/pip install -q --group dev
 	touch $@
 
