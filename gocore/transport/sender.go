@@ -64,14 +64,14 @@ func (s *sender) loop() error {
 			}
 			continue
 		}
-		s.transmit()
-		if s.poll {
+		if s.poll { // now: after transmit an event of conn itself would be undone by finish
 			events, err := s.poller.poll()
 			if err != nil {
 				return err
 			}
 			s.writable(events)
 		}
+		s.transmit()
 	}
 	return nil
 }

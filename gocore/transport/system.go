@@ -46,6 +46,7 @@ type poller struct {
 	epoll  int
 	wake   waker
 	events [64]unix.EpollEvent
+	count  [8]byte // what the eventfd held, of no interest
 }
 
 // wakeMark in an event's Pad tells the eventfd from connections, whose events carry
@@ -118,8 +119,7 @@ func (p *poller) wait(ms int) ([]unix.EpollEvent, error) {
 func (p *poller) drain(events []unix.EpollEvent) []unix.EpollEvent {
 	for i := range events {
 		if events[i].Pad == wakeMark {
-			var count [8]byte
-			unix.Read(p.wake.fd, count[:])
+			unix.Read(p.wake.fd, p.count[:])
 			last := len(events) - 1
 			events[i] = events[last]
 			return events[:last]
@@ -139,12 +139,14 @@ type waker struct {
 	fd int // -1 when closed
 }
 
+// one is what a wake adds to the eventfd, in either byte order.
+var one = []byte{1, 0, 0, 0, 0, 0, 0, 1}
+
 func (w *waker) wake() {
-	one := [8]byte{1}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fd >= 0 {
-		unix.Write(w.fd, one[:]) // EAGAIN: as many wakes as fit are pending
+		unix.Write(w.fd, one) // EAGAIN: as many wakes as fit are pending
 	}
 }
 

@@ -6,6 +6,7 @@ package mem
 import (
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -109,18 +110,38 @@ func (n *Network) Close() {
 // deliver is the one goroutine on which handlers run.
 func (n *Network) deliver() {
 	defer close(n.done)
-	defer n.drop()
-	defer n.recovered()
+	broken := guard(n.loop)
+	n.drop()
+	if broken == nil {
+		return
+	}
+	for _, h := range n.handlers() {
+		_ = guard(func() error { h.Failed(broken); return nil }) // one node's bug must not keep the news from the others
+	}
+}
+
+// guard turns a panic into an error.
+func guard(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the data plane broke: panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return f()
+}
+
+// loop delivers until Close, or until a handler refuses a packet of its own process.
+func (n *Network) loop() error {
 	for {
 		r, h, open := n.next()
 		switch {
 		case !open:
-			return
+			return nil
 		case r == nil:
 			n.tick()
 		default:
 			if err := r.packet(h); err != nil {
-				panic(err)
+				return fmt.Errorf("the data plane broke: %w", err)
 			}
 		}
 	}
@@ -167,7 +188,9 @@ func (r *run) last() bool {
 
 // packet delivers the run's next packet through the encoded header, as sockets do.
 func (r *run) packet(to transport.Handler) error {
-	last := r.last()
+	if r.last() {
+		defer release(r.m.Owner)
+	}
 	from := min(int(r.sent)*wire.PacketBytes, len(r.m.Data))
 	payload := r.m.Data[from:min(from+wire.PacketBytes, len(r.m.Data))]
 	h := r.m.Header
@@ -181,11 +204,7 @@ func (r *run) packet(to transport.Handler) error {
 	if err := h.Get(bytes[:]); err != nil {
 		return err
 	}
-	err := hand(to, r.from == r.to, r.from, &h, payload)
-	if last {
-		release(r.m.Owner)
-	}
-	return err
+	return hand(to, r.from == r.to, r.from, &h, payload)
 }
 
 func hand(to transport.Handler, local bool, from uint32, h *wire.Header, payload []byte) error {
@@ -206,20 +225,6 @@ func hand(to transport.Handler, local bool, from uint32, h *wire.Header, payload
 func release(owner transport.Releaser) {
 	if owner != nil {
 		owner.Release()
-	}
-}
-
-// recovered turns a panic on the delivering goroutine into the nodes' Failed.
-func (n *Network) recovered() {
-	r := recover()
-	if r == nil {
-		return
-	}
-	n.mu.Lock()
-	n.mu.closed = true
-	n.mu.Unlock()
-	for _, h := range n.handlers() {
-		go h.Failed(fmt.Errorf("the data plane broke: %v", r))
 	}
 }
 
