@@ -25,21 +25,20 @@ import json
 from pathlib import Path
 
 import fptps
-import fptps._core
 import numpy as np
 
 
-def work(kv):
-    a = np.arange(100_000, dtype=np.float32) * (kv.rank + 1)
-    kv.init(7, np.zeros_like(a))
-    kv.push_pull(7, a, out=a).wait()
+def work():
+    with fptps.KVWorker() as kv:
+        a = np.arange(100_000, dtype=np.float32) * (kv.rank + 1)
+        kv.init(7, np.zeros_like(a))
+        kv.push_pull(7, a, out=a).wait()
     maps = Path("/proc/self/maps").read_text().split()
     return float(a.sum(dtype=np.float64)), sorted({path for path in maps if "libzmq" in path})
 
 
 if __name__ == "__main__":
-    with fptps.LocalCluster(2, 1) as cluster:
-        print(json.dumps(cluster.run(work)))
+    print(json.dumps(fptps.LocalCluster(2, 1, timeout=60.0).run(work)))
 """
 
 
