@@ -14,7 +14,7 @@ PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi'
 WHEEL_SOURCES := $(GO_SOURCES) $(PYTHON_SOURCES) go.mod go.sum setup.py pyproject.toml scripts/system_packages.py LICENSE README.md
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint test-go test-python race fuzz wheel sdist proto docs clean system FORCE
+.PHONY: help setup demo test lint format test-go test-python race fuzz wheel sdist proto docs clean system FORCE
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -33,6 +33,11 @@ lint: setup ## gofmt, go vet, staticcheck, ruff, mypy, stubtest
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/stubtest --mypy-config-file pyproject.toml --allowlist scripts/stubtest_allowlist.txt fptps._fptps
+
+format: $(VENV)/dev.stamp ## gofmt and ruff: put right what lint says and a tool can
+	gofmt -w gocore pybind
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
 test-go: system ## Go's tests
 	go test ./...
