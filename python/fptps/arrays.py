@@ -39,7 +39,7 @@ NAMES: Final = {
 _numbers: dict[np.dtype[Any], int] = {
     np.dtype(name): number for name, number in NAMES.items() if number not in (BFLOAT16, TIMEDELTA64)
 }
-_addresses: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # by id(array): the array, its nbytes, its address
+_addresses: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id(array): the array, and its address
 _CPU_DEVICES: Final = (1, 3)  # of DLPack: CPU, and memory of the CPU that a GPU can reach
 
 
@@ -97,10 +97,10 @@ def _locate_numpy(array: np.ndarray[Any, Any], write: bool) -> Place:
     if nbytes == 0:
         raise ValueError(f"an array of shape {array.shape} has no elements: leave it out")
     # The address costs 1 us to ask for, so it is kept as long as the array lives. It does not change in between:
-    # resize() refuses an array that has a weak reference, or changes the size where it is told to do it anyway.
+    # resize() refuses an array that has a weak reference, even without its refcheck.
     known = _addresses.get(id(array))
-    if known is not None and known[0]() is array and known[1] == nbytes:
-        return Place(number, known[2], nbytes, array)
+    if known is not None and known[0]() is array:
+        return Place(number, known[1], nbytes, array)
     return Place(number, _remember(array), nbytes, array)
 
 
@@ -108,11 +108,11 @@ def _remember(array: np.ndarray[Any, Any]) -> int:
     identity = id(array)
     address: int = array.ctypes.data
     forget = functools.partial(_forget, identity, _addresses)
-    _addresses[identity] = (weakref.ref(array, forget), array.nbytes, address)
+    _addresses[identity] = (weakref.ref(array, forget), address)
     return address
 
 
-def _forget(identity: int, addresses: dict[int, tuple[weakref.ref[Any], int, int]], dead: weakref.ref[Any]) -> None:
+def _forget(identity: int, addresses: dict[int, tuple[weakref.ref[Any], int]], dead: weakref.ref[Any]) -> None:
     known = addresses.get(identity)
     if known is not None and known[0] is dead:
         del addresses[identity]

@@ -44,7 +44,10 @@ def run(workers: int, servers: int, program: tuple[str, ...]) -> None:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, stop)
-        sys.exit(supervisor.run())
+        code = supervisor.run()
+    if supervisor.stopped_by == signal.SIGPIPE:  # what stdout still holds has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:

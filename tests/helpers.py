@@ -1,0 +1,115 @@
+"""What the test modules share, and the functions that run in worker processes."""
+
+import contextlib
+import threading
+from multiprocessing.connection import Client, Listener
+
+import numpy as np
+
+try:
+    import ml_dtypes
+except ImportError:  # the tests of the wheel run with what a user has
+    ml_dtypes = None
+
+INTEGERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+OTHERS = "bool float16 float32 float64 longdouble complex64 complex128 clongdouble timedelta64[s]"
+DTYPES = [np.dtype(name) for name in f"{INTEGERS} {OTHERS}".split()]
+if ml_dtypes:
+    DTYPES.append(np.dtype(ml_dtypes.bfloat16))
+"""Every dtype that can be summed."""
+
+MEANS = [dtype for dtype in DTYPES if dtype.kind in "fcV"]
+"""Those that also have a mean."""
+
+
+def values(rank, count, dtype, salt=0):
+    """An array of whole numbers, other ones on every rank, small enough for any sum of eight to be exact."""
+    numbers = (np.arange(count) * (rank + 1) + 3 * rank + salt) % 7
+    if dtype.kind == "b":
+        return (numbers % 3 == 0).astype(dtype)
+    if dtype.kind in "ic" or dtype.kind == "m":
+        numbers = numbers - 3
+    array = numbers.astype(dtype)
+    if dtype.kind == "c":
+        array += array.dtype.type(1j) * ((numbers + rank) % 5).astype(dtype)
+    return array
+
+
+def total(ranks, count, dtype, salt=0):
+    """What numpy makes of the sum of values() over the ranks."""
+    sum_ = values(0, count, dtype, salt)
+    for rank in range(1, ranks):
+        other = values(rank, count, dtype, salt)
+        sum_ = (sum_ | other) if dtype.kind == "b" else (sum_ + other).astype(dtype)
+    return sum_
+
+
+class Gate:
+    """Lets a test wait until worker processes have come somewhere, and them wait for the test."""
+
+    def __init__(self):
+        self._listener = Listener(("127.0.0.1", 0))
+        self._waiting = []
+
+    @property
+    def address(self):
+        """What pass_gate() takes."""
+        return self._listener.address
+
+    def wait(self, count=1):
+        """Waits until so many processes have come; gives what they said."""
+        said = []
+        for _ in range(count):
+            connection = self._listener.accept()
+            self._waiting.append(connection)
+            said.append(connection.recv())
+        return said
+
+    def open(self, answer=None):
+        """Lets those that wait go on."""
+        for connection in self._waiting:
+            connection.send(answer)
+            connection.close()
+        self._waiting.clear()
+
+    def wait_for_the_end(self):
+        """Waits until none of the processes that came is alive, without letting them go on."""
+        for connection in self._waiting:
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                raise AssertionError(f"it went on: {connection.recv()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for connection in self._waiting:
+            connection.close()
+        self._listener.close()
+
+
+def pass_gate(address, word=None):
+    """In a worker process: says a word to the test, and waits for its answer."""
+    with Client(address) as connection:
+        connection.send(word)
+        return connection.recv()
+
+
+def in_threads(*functions):
+    """Runs functions at the same time; gives their results, or raises the first one's exception."""
+    results = [None] * len(functions)
+
+    def call(index):
+        try:
+            results[index] = (functions[index](), None)
+        except BaseException as error:
+            results[index] = (None, error)
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _, error in results:
+        if error is not None:
+            raise error
+    return [value for value, _ in results]
