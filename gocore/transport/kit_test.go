@@ -64,18 +64,19 @@ type arrival struct {
 
 // recorder is a Handler that keeps what it is told. A test may replace the parts.
 type recorder struct {
-	id       uint32
-	places   ledger // of Landings: released by Arrived or by the transport
-	place    func(peer uint32, h *wire.Header) (Landing, error)
-	arrived  func(a arrival) error // in place of keeping it; the payload is valid during the call
-	lost     func(peer uint32, err error)
-	mu       sync.Mutex
-	arrivals []arrival
-	ends     map[uint32]error
-	ticks    int
-	failure  error
-	after    bool // a call came after Failed
-	changed  chan struct{}
+	id                   uint32
+	places               ledger // of Landings: released by Arrived or by the transport
+	place                func(peer uint32, h *wire.Header) (Landing, error)
+	arrived              func(a arrival) error // in place of keeping it; the payload is valid during the call
+	lost                 func(peer uint32, err error)
+	badPlace, badArrival error  // guarded by mu: what Place and Arrived answer
+	mu                   sync.Mutex
+	arrivals             []arrival
+	ends                 map[uint32]error
+	ticks                int
+	failure              error
+	after                bool // a call came after Failed
+	changed              chan struct{}
 }
 
 func newRecorder(id uint32) *recorder {
@@ -96,6 +97,11 @@ func (r *recorder) note(f func()) {
 func (r *recorder) Place(peer uint32, h *wire.Header) (Landing, error) {
 	if r.place != nil {
 		return r.place(peer, h)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.badPlace != nil {
+		return Landing{}, r.badPlace
 	}
 	return Landing{Bytes: make([]byte, h.WireLen), Owner: r.places.lend(nil)}, nil
 }
@@ -118,8 +124,13 @@ func (r *recorder) keep(a arrival) error {
 	if r.arrived != nil {
 		return r.arrived(a)
 	}
-	r.note(func() { r.arrivals = append(r.arrivals, a) })
-	return nil
+	var err error
+	r.note(func() {
+		if err = r.badArrival; err == nil {
+			r.arrivals = append(r.arrivals, a)
+		}
+	})
+	return err
 }
 
 func (r *recorder) Lost(peer uint32, err error) {
@@ -176,8 +187,9 @@ func (r *recorder) untilLost(t testing.TB, peer uint32) error {
 // node is a transport with its recorder.
 type node struct {
 	*Transport
-	id uint32
-	h  *recorder
+	id      uint32
+	h       *recorder
+	puppets []uint32 // expected too, for the test to connect
 }
 
 func (n *node) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.Port())) }
@@ -199,7 +211,7 @@ func listen(t testing.TB, id uint32, prepare func(*node)) *node {
 
 func (n *node) start(expect ...uint32) {
 	m := make(map[uint32]uint64)
-	for _, id := range expect {
+	for _, id := range append(expect, n.puppets...) {
 		m[id] = incarnation(id)
 	}
 	n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, m, n.h)

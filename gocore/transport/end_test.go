@@ -1,0 +1,290 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"fptps/gocore/wire"
+)
+
+// sendBulk queues more for peer than its socket takes, in several runs.
+func sendBulk(n *node, peer uint32, l *ledger) {
+	data := make([]byte, 16<<20)
+	for i := range 4 {
+		n.Send(peer, Outgoing{Header: contrib(uint32(i), 0), Data: data, Owner: l.lend(nil)})
+	}
+}
+
+var goodbye = packetBytes(wire.Header{Kind: wire.Goodbye}, 0)
+
+// hugeLength is a header with a right checksum that announces 4 GB.
+func hugeLength() []byte {
+	h := contrib(1, 0)
+	h.RawLen, h.WireLen = 1<<32-1, 1<<32-1
+	b := make([]byte, wire.HeaderBytes)
+	h.Put(b)
+	return b
+}
+
+// However a peer goes, Lost is told once, after the release of what was queued for
+// it, and others stay.
+func TestLost(t *testing.T) {
+	part := packetBytes(contrib(1, 0), 1000)[:500]
+	for _, tc := range []struct {
+		name      string
+		last      []byte // what the peer sends before it goes
+		leave     func(c *net.TCPConn)
+		says      string // "" is an end in good order
+		malformed uint64
+	}{
+		{"closed", nil, func(c *net.TCPConn) { c.Close() }, "worker 1 at 127.0.0.1", 0},
+		{"reset", nil, func(c *net.TCPConn) { c.SetLinger(0); c.Close() }, "worker 1 at 127.0.0.1", 0},
+		{"half closed", nil, func(c *net.TCPConn) { c.CloseWrite() }, "closed by the peer without a goodbye", 0},
+		{"closed within a payload", part, func(c *net.TCPConn) { c.CloseWrite() }, "closed by the peer without a goodbye", 0},
+		{"goodbye", goodbye, func(c *net.TCPConn) { c.CloseWrite() }, "", 0},
+		{"rubbish", []byte(strings.Repeat("rubbish ", 8)), func(*net.TCPConn) {}, "not an fptps packet", 1},
+		{"huge length", hugeLength(), func(*net.TCPConn) {}, "at most", 1},
+		{"after the goodbye", append(slices.Clone(goodbye), part...), func(*net.TCPConn) {}, "after the goodbye", 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var l ledger
+			nodes := mesh(t, func(n *node) {
+				n.puppets = []uint32{11}
+				n.h.lost = func(peer uint32, err error) {
+					if peer == 11 {
+						l.check(t)
+					}
+				}
+			}, 8, 9)
+			server := nodes[0]
+			c := puppet(t, server, 11)
+			sendBulk(server, 11, &l)
+			c.Write(tc.last)
+			tc.leave(c)
+			err := server.h.untilLost(t, 11)
+			if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("lost with %v, expected %q", err, tc.says)
+			}
+			server.Send(11, Outgoing{Header: contrib(9, 0), Owner: l.lend(nil)})
+			l.check(t)
+			exchange(t, nodes[0], nodes[1])
+			server.Close()
+			server.h.places.check(t)
+			if s := server.Stats(); s.Malformed != tc.malformed || s.Dropped != 5 {
+				t.Errorf("counted %+v", s)
+			}
+			if len(server.h.ends) != 1 {
+				t.Errorf("lost %v", server.h.ends)
+			}
+		})
+	}
+}
+
+func TestPeerThatWasLostMayComeBack(t *testing.T) {
+	server := listen(t, 8, nil)
+	server.start(9)
+	puppet(t, server, 9).Close()
+	server.h.untilLost(t, 9)
+	c := puppet(t, server, 9)
+	c.Write(packetBytes(contrib(7, 0), 10))
+	if a := server.h.untilArrived(t, 1)[0]; a.header.Tensor != 7 {
+		t.Errorf("arrived %+v", a)
+	}
+}
+
+func TestHandlerRefusesAPacket(t *testing.T) {
+	for _, where := range []string{"place", "arrived"} {
+		nodes := mesh(t, func(n *node) { n.puppets = []uint32{11} }, 8, 9)
+		server := nodes[0]
+		c := puppet(t, server, 11)
+		refuse := &refusal{"what is this"}
+		h := contrib(666, 0)
+		server.h.note(func() {
+			if where == "place" {
+				server.h.badPlace = refuse
+			} else {
+				server.h.badArrival = refuse
+			}
+		})
+		c.Write(packetBytes(h, 10))
+		if err := server.h.untilLost(t, 11); err == nil || !strings.Contains(err.Error(), "what is this") {
+			t.Errorf("lost with %v", err)
+		}
+		server.h.note(func() { server.h.badPlace, server.h.badArrival = nil, nil })
+		exchange(t, nodes[0], nodes[1])
+		if n := server.Stats().Malformed; n != 1 {
+			t.Errorf("%d connections counted as malformed", n)
+		}
+	}
+}
+
+// A peer that has stopped reading keeps nobody else waiting.
+func TestStoppedPeerBlocksNobody(t *testing.T) {
+	var l ledger
+	nodes := mesh(t, func(n *node) { n.puppets = []uint32{11} }, 8, 9)
+	server := nodes[0]
+	puppet(t, server, 11)
+	sendBulk(server, 11, &l)
+	sendBulk(server, 9, &l)
+	nodes[1].h.untilArrived(t, 4*(16<<20)/wire.PacketBytes)
+	exchange(t, nodes[0], nodes[1])
+	server.Close()
+	l.check(t)
+}
+
+// Both sides leave at once with full queues: everything arrives first.
+func TestGoodbyeFlushes(t *testing.T) {
+	for _, fragments := range []bool{false, true} {
+		var l ledger
+		open := make(chan struct{}) // nothing is written before all are leaving
+		nodes := mesh(t, func(n *node) {
+			if fragments {
+				fragmented(n, 5)
+			}
+			write := n.sys.write
+			n.sys.write = func(fd int, vector []unix.Iovec) (int, unix.Errno) {
+				<-open
+				return write(fd, vector)
+			}
+		}, 8, 9, 11)
+		ctx, cancel := soon()
+		defer cancel()
+		const runs, size = 5, 10*wire.PacketBytes + 1
+		ended := make(chan *node)
+		for _, n := range nodes {
+			for _, to := range nodes {
+				for tensor := range uint32(runs) {
+					n.Send(to.id, Outgoing{Header: contrib(tensor, int32(tensor)), Data: fill(make([]byte, size), n.id, tensor), Owner: l.lend(nil)})
+				}
+			}
+			go func() {
+				n.Goodbye(ctx)
+				ended <- n
+			}()
+		}
+		for _, n := range nodes {
+			for leaving := false; !leaving; runtime.Gosched() {
+				n.mu.Lock()
+				leaving = n.mu.leaving
+				n.mu.Unlock()
+			}
+		}
+		close(open)
+		for range nodes {
+			n := <-ended
+			n.Send(n.id, Outgoing{Header: contrib(1, 0), Owner: l.lend(nil)})
+		}
+		l.check(t)
+		for _, n := range nodes {
+			if len(n.h.arrivals) != 3*runs*11 || len(n.h.ends) != 2 || n.h.failure != nil {
+				t.Errorf("node %d got %d packets, ends %v, failure %v", n.id, len(n.h.arrivals), n.h.ends, n.h.failure)
+			}
+			for peer, err := range n.h.ends {
+				if err != nil {
+					t.Errorf("node %d lost %d with %v", n.id, peer, err)
+				}
+			}
+			for _, a := range n.h.arrivals {
+				if err := checkContent(a.peer, &a.header, a.payload); err != nil {
+					t.Error(err)
+				}
+			}
+			n.h.places.check(t)
+		}
+		if ctx.Err() != nil {
+			t.Error("the goodbyes took until the deadline")
+		}
+	}
+}
+
+// What a leaving node sends on the wire: all that was queued, a Goodbye, the end.
+func TestGoodbyeOnTheWire(t *testing.T) {
+	server := listen(t, 8, nil)
+	server.start(9)
+	c := puppet(t, server, 9)
+	server.Send(9, Outgoing{Header: contrib(1, -1<<31), Data: fill(make([]byte, 50_000), 1, 1)})
+	done := make(chan struct{})
+	go func() {
+		ctx, cancel := soon()
+		defer cancel()
+		server.Goodbye(ctx)
+		close(done)
+	}()
+	packets, parted, err := dumbParse(untilClosed(t, c))
+	if len(packets) != 2 || !parted || err != nil {
+		t.Errorf("%d packets, goodbye %v, error %v", len(packets), parted, err)
+	}
+	select {
+	case <-done:
+		t.Error("it did not wait for the peer's end")
+	default:
+	}
+	c.Close()
+	<-done
+	if err, ok := server.h.ends[9]; !ok || err != nil {
+		t.Errorf("lost %v with %v", ok, err)
+	}
+}
+
+func TestGoodbyeToAStoppedPeerEndsWithItsContext(t *testing.T) {
+	var l ledger
+	server := listen(t, 8, nil)
+	server.start(9)
+	puppet(t, server, 9)
+	sendBulk(server, 9, &l)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	server.Goodbye(ctx)
+	l.check(t)
+	server.Goodbye(context.Background()) // again, and alone
+	listen(t, 10, nil).Goodbye(context.Background())
+}
+
+func TestSockets(t *testing.T) {
+	nodes := mesh(t, nil, 8, 9, 11)
+	server := nodes[0]
+	silent := connect(t, server)
+	fds := server.Sockets()
+	if kinds := describeFds(t, fds); kinds["tcp listening"] != 1 || kinds["tcp"] < 2 || kinds["[eventpoll]"] != 2 || kinds["[eventfd]"] != 2 {
+		t.Errorf("sockets %v", kinds)
+	}
+	silent.Close()
+	server.Close()
+	if fds := server.Sockets(); len(fds) != 0 {
+		t.Errorf("after Close: %v", fds)
+	}
+}
+
+func describeFds(t *testing.T, fds []int) map[string]int {
+	kinds := map[string]int{}
+	for _, fd := range fds {
+		var link [64]byte
+		n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), link[:])
+		if err != nil {
+			t.Errorf("file descriptor %d: %v", fd, err)
+			continue
+		}
+		kind := strings.TrimPrefix(string(link[:n]), "anon_inode:")
+		if strings.HasPrefix(kind, "socket:") {
+			kind = "tcp"
+			if v, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); v == 1 {
+				kind = "tcp listening"
+			}
+		}
+		kinds[kind]++
+	}
+	return kinds
+}
+
+func TestTick(t *testing.T) {
+	n := listen(t, 8, nil)
+	n.start()
+	n.h.until(t, "a tick", func() bool { return n.h.ticks > 0 })
+}
