@@ -8,8 +8,12 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// ErrClosed is what a Van answers after Close.
-var ErrClosed = errors.New("van is closed")
+// ErrClosed is what a Van answers after Close, ErrFull what Send answers when the
+// node reads nothing.
+var (
+	ErrClosed = errors.New("van is closed")
+	ErrFull   = errors.New("too many messages wait to be sent")
+)
 
 // Envelope is a message and who sent it.
 type Envelope struct {
@@ -35,8 +39,7 @@ type Van interface {
 	// Disconnect forgets the node. What was sent to it still leaves, unless it
 	// takes longer than a bound, or now is true.
 	Disconnect(id int, now bool)
-	// Send never blocks. An error means that the message was not taken: the node
-	// is not connected, or reads nothing and its queue is full.
+	// Send never blocks. An error means that the message was not taken.
 	Send(id int, m *pspb.Meta, data ...[]byte) error
 	// Receive waits for the next message. What cannot be decoded is counted,
 	// logged once per sender and dropped inside. ErrClosed after Close.

@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"fptps/gocore/wire/pspb"
+)
+
+// finalBarriers of everyone make the life of a cluster: one at the start, one at the end.
+const finalBarriers = 2
+
+// barrier is a meeting of a group's nodes that some have come to. The scheduler
+// counts itself as there, always: whoever asks has its connection to it.
+type barrier struct {
+	group, customer int32
+	app             int32
+	arrived         map[int]bool // never empty
+	since           time.Time    // since when somebody has waited who did not expect to; zero: nobody
+	told            time.Time
+}
+
+func (s *Scheduler) stepBarrier(now time.Time, from *member, m *pspb.Meta) {
+	group, customer := m.GetControl().GetBarrierGroup(), m.GetCustomerId()
+	if group < 1 || group > AllGroup || !inGroup(from.Role, int(group)) {
+		s.stray(Name(from.ID), fmt.Sprintf("it asks for a barrier of group %d", group))
+		return
+	}
+	b := s.barrier(group, customer, m.GetAppId())
+	if b == nil || b.arrived[from.ID] {
+		s.stray(Name(from.ID), fmt.Sprintf("it asks twice for a barrier of group %d, or for too many", group))
+		return
+	}
+	b.arrived[from.ID] = true
+	if b.since.IsZero() && (from.Role == RoleWorker || !inGroup(RoleWorker, int(group))) {
+		// Servers go to the last barrier as soon as they are up: theirs is no wait.
+		b.since, b.told = now, now
+	}
+	if len(s.absent(b)) == 0 {
+		s.complete(b)
+	}
+}
+
+// barrier finds the group's barrier, or opens it; nil when there are too many.
+func (s *Scheduler) barrier(group, customer, app int32) *barrier {
+	for _, b := range s.barriers {
+		if b.group == group && b.customer == customer {
+			return b
+		}
+	}
+	if len(s.barriers) >= maxBarriers {
+		return nil
+	}
+	b := &barrier{group: group, customer: customer, app: app, arrived: map[int]bool{}}
+	s.barriers = append(s.barriers, b)
+	return b
+}
+
+// maxBarriers bounds the barriers open at a time: groups times the customers of ps-lite's programs.
+const maxBarriers = 1024
+
+// absent lists the nodes that b waits for.
+func (s *Scheduler) absent(b *barrier) []int {
+	return slices.DeleteFunc(s.ids(), func(id int) bool {
+		return b.arrived[id] || !inGroup(s.members[id].Role, int(b.group))
+	})
+}
+
+// complete answers everyone of the group, servers first.
+func (s *Scheduler) complete(b *barrier) {
+	s.barriers = slices.DeleteFunc(s.barriers, func(o *barrier) bool { return o == b })
+	for _, id := range s.ids() {
+		if b.arrived[id] {
+			s.send(id, barrierMessage(b.group, b.app, b.customer, false))
+		}
+	}
+	if b.group == AllGroup && b.customer == 0 {
+		s.finals++
+		if s.finals == finalBarriers {
+			s.state = ended
+			s.do(Finished{})
+		}
+	}
+}
+
+// tickBarriers tells those who wait in a barrier whom for.
+func (s *Scheduler) tickBarriers(now time.Time) {
+	for _, b := range s.barriers {
+		if s.state != running || b.since.IsZero() || now.Sub(b.told) < noticeTime {
+			continue
+		}
+		b.told = now
+		s.tellWaiting("barrier", s.absent(b), func(id int) bool { return b.arrived[id] })
+	}
+}
+
+// tellWaiting names the missing nodes to those who wait.
+func (s *Scheduler) tellWaiting(what string, missing []int, waits func(id int) bool) {
+	names := make([]string, len(missing))
+	for i, id := range missing {
+		names[i] = Name(id)
+	}
+	for _, id := range s.ids() {
+		if waits(id) {
+			s.tell(id, waitingMessage(what, names))
+		}
+	}
+	s.do(Waited{What: what, Missing: names})
+}

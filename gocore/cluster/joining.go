@@ -1,0 +1,233 @@
+package cluster
+
+import (
+	"cmp"
+	"crypto/subtle"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+const (
+	// silentJoiner is how long a joiner that no longer answers keeps its place.
+	silentJoiner = 5 * time.Second
+	// maxRefusals bounds the connections made in a second only to say no.
+	maxRefusals = 32
+)
+
+// joiner is a node that has asked to be let in and has no id yet. host:port tells
+// joiners apart: one that asks again is the same.
+type joiner struct {
+	Member
+	guest int // id of the connection to it, 0: none (a ps-lite program is told nothing yet)
+	heard time.Time
+}
+
+// stepAddNode takes a node's wish to be let in.
+func (s *Scheduler) stepAddNode(now time.Time, from int, m *pspb.Meta) {
+	nodes := m.GetControl().GetNode()
+	if from != 0 || len(nodes) != 1 {
+		s.stray(fmt.Sprintf("node %d", from), fmt.Sprintf("ADD_NODE of %d nodes", len(nodes)))
+		return
+	}
+	node, err := memberOf(nodes[0])
+	if err != nil {
+		s.stray("a joiner", "ADD_NODE of a "+err.Error())
+		return
+	}
+	if s.isMember(node) { // it asked again while the answer was on its way
+		return
+	}
+	if reason := s.refusal(node, m.GetJoin()); reason != "" {
+		s.refuse(node, reason)
+		return
+	}
+	s.admit(now, node)
+	s.assign(now)
+}
+
+func (s *Scheduler) isMember(node Member) bool {
+	for _, m := range s.members {
+		if sameAddress(m.Member, node) && m.Incarnation == node.Incarnation {
+			return true
+		}
+	}
+	return false
+}
+
+func sameAddress(a, b Member) bool { return a.Host == b.Host && a.Port == b.Port }
+
+// refusal says why node cannot be let in, "" if it can.
+func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
+	workers, servers := int(join.GetWorkers()), int(join.GetServers())
+	room := map[Role]int{RoleWorker: s.c.Workers, RoleServer: s.c.Servers}[node.Role]
+	same := func(j *joiner) bool { return j.Role == node.Role && !sameAddress(j.Member, node) }
+	others := len(slices.DeleteFunc(slices.Clone(s.joiners), func(j *joiner) bool { return !same(j) }))
+	switch {
+	case subtle.ConstantTimeCompare([]byte(join.GetSecret()), []byte(s.c.Secret)) == 0:
+		return "it has another FPTPS_TOKEN than the scheduler: set the same one everywhere"
+	case node.Protocol != 0 && node.Protocol != Protocol:
+		return fmt.Sprintf("it speaks version %d of fptps's protocol, the scheduler version %d: install the same fptps everywhere", node.Protocol, Protocol)
+	case node.Role == RoleScheduler:
+		return "it is a scheduler: the cluster has one already"
+	case workers != 0 && (workers != s.c.Workers || servers != s.c.Servers):
+		return fmt.Sprintf("it expects DMLC_NUM_WORKER=%d and DMLC_NUM_SERVER=%d, the scheduler %d and %d: set the same everywhere",
+			workers, servers, s.c.Workers, s.c.Servers)
+	case s.state == running:
+		return fmt.Sprintf("the cluster is complete already, with %s and %s: start another cluster with a scheduler of its own",
+			count(s.c.Workers, "worker"), count(s.c.Servers, "server"))
+	case others >= room:
+		return fmt.Sprintf("%s asked to be let in before it, all that DMLC_NUM_%s allows",
+			count(room, node.Role.String()), strings.ToUpper(node.Role.String()))
+	}
+	return ""
+}
+
+// refuse tells a joiner why it is turned away; a ps-lite program cannot be told.
+func (s *Scheduler) refuse(node Member, reason string) {
+	s.counts.Refused++
+	who := fmt.Sprintf("%v at %s:%d", node.Role, node.Host, node.Port)
+	if key := "refused " + node.Host; !s.strays[key] && len(s.strays) < maxStrays {
+		s.strays[key] = true
+		s.do(Note{Text: fmt.Sprintf("refused the %s: %s (more refusals of that host are counted only)", who, reason)})
+	}
+	if node.Protocol == 0 || s.asked >= maxRefusals {
+		return
+	}
+	s.asked++
+	guest := s.guest(node)
+	s.do(Send{ID: guest, Meta: &pspb.Meta{Own: &pspb.Meta_Refused{Refused: &pspb.Refused{
+		Reason: proto.String(reason), Incarnation: proto.Uint64(node.Incarnation),
+	}}}})
+	s.do(Disconnect{ID: guest})
+}
+
+// guest connects to a node without an id.
+func (s *Scheduler) guest(node Member) int {
+	s.guests++
+	s.do(Connect{ID: -s.guests, Host: node.Host, Port: node.Port})
+	return -s.guests
+}
+
+// admit keeps a joiner's place, or learns that it still wants it.
+func (s *Scheduler) admit(now time.Time, node Member) {
+	i := slices.IndexFunc(s.joiners, func(j *joiner) bool { return sameAddress(j.Member, node) })
+	if i < 0 {
+		i = len(s.joiners)
+		s.joiners = append(s.joiners, &joiner{})
+	}
+	j := s.joiners[i]
+	j.Member, j.heard = node, now
+	if j.guest == 0 && node.Protocol > 0 {
+		j.guest = s.guest(node)
+		if s.missingJoiners() != nil {
+			s.tellJoiner(j)
+		}
+	}
+}
+
+// missingJoiners says what the cluster still lacks, nil when it is complete.
+func (s *Scheduler) missingJoiners() []string {
+	workers, servers := s.c.Workers, s.c.Servers
+	for _, j := range s.joiners {
+		if j.Role == RoleWorker {
+			workers--
+		} else {
+			servers--
+		}
+	}
+	var missing []string
+	if workers > 0 {
+		missing = append(missing, count(workers, "worker"))
+	}
+	if servers > 0 {
+		missing = append(missing, count(servers, "server"))
+	}
+	return missing
+}
+
+func (s *Scheduler) tellJoiner(j *joiner) {
+	s.do(Send{ID: j.guest, Meta: &pspb.Meta{Own: &pspb.Meta_Waiting{Waiting: &pspb.Waiting{
+		What: proto.String("join"), Missing: s.missingJoiners(), Incarnation: proto.Uint64(j.Incarnation),
+	}}}})
+}
+
+// tickJoin gives up the joiners that no longer answer, and tells the others who is missing.
+func (s *Scheduler) tickJoin(now time.Time) {
+	s.asked = 0
+	s.joiners = slices.DeleteFunc(s.joiners, func(j *joiner) bool {
+		silent := j.guest != 0 && now.Sub(j.heard) > silentJoiner
+		if silent {
+			s.do(Note{Text: fmt.Sprintf("forgot the %v at %s:%d: it does not answer. It ended, or cannot be reached at that address (DMLC_NODE_HOST)",
+				j.Role, j.Host, j.Port)})
+			s.do(Disconnect{ID: j.guest, Now: true})
+		}
+		return silent
+	})
+	if len(s.joiners) == 0 {
+		s.noted = now
+		return
+	}
+	if now.Sub(s.noticed) >= tickTime {
+		s.noticed = now
+		for _, j := range s.joiners {
+			if j.guest != 0 {
+				s.tellJoiner(j)
+			}
+		}
+	}
+	if now.Sub(s.noted) >= noticeTime {
+		s.noted = now
+		s.do(Waited{What: "join", Missing: s.missingJoiners()})
+	}
+}
+
+// assign gives all joiners their ids once they are complete: by host and port, as
+// ps-lite does, and tells them of each other.
+func (s *Scheduler) assign(now time.Time) {
+	if s.missingJoiners() != nil {
+		return
+	}
+	slices.SortFunc(s.joiners, func(a, b *joiner) int {
+		return cmp.Or(strings.Compare(a.Host, b.Host), a.Port-b.Port)
+	})
+	next := map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}
+	var all []*pspb.Node
+	for _, j := range s.joiners {
+		j.ID = next[j.Role]
+		next[j.Role] += 2
+		s.members[j.ID] = &member{Member: j.Member, heard: now, beats: j.Protocol > 0}
+		all = append(all, nodeOf(j.Member))
+	}
+	all = append(all, nodeOf(s.self))
+	s.state = running
+	s.view = s.makeView()
+	s.do(Identify{ID: s.self.ID})
+	s.do(Joined{View: s.view})
+	for _, id := range s.ids() {
+		m := s.members[id]
+		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})
+		s.send(id, &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}})
+	}
+	for _, j := range s.joiners {
+		if j.guest != 0 {
+			s.do(Disconnect{ID: j.guest})
+		}
+	}
+	s.joiners = nil
+}
+
+func (s *Scheduler) makeView() View {
+	v := View{Self: s.self.ID, Token: s.token}
+	for _, id := range s.ids() {
+		v.Members = append(v.Members, s.members[id].Member)
+	}
+	v.Members = append(v.Members, s.self)
+	return v
+}

@@ -1,0 +1,141 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+// maxHost is the longest name in DNS.
+const maxHost = 253
+
+// addNode is a node's request to be let in.
+func addNode(c Config, m Member) *pspb.Meta {
+	return &pspb.Meta{
+		Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{nodeOf(m)}},
+		Own: &pspb.Meta_Join{Join: &pspb.Join{
+			Secret:  proto.String(c.Secret),
+			Workers: proto.Uint32(uint32(c.Workers)),
+			Servers: proto.Uint32(uint32(c.Servers)),
+		}},
+	}
+}
+
+// barrierMessage is a request of a barrier, or the answer that all have come.
+func barrierMessage(group, app, customer int32, request bool) *pspb.Meta {
+	return &pspb.Meta{
+		Control:    &pspb.Control{Cmd: proto.Int32(pspb.Barrier), BarrierGroup: proto.Int32(group)},
+		Request:    proto.Bool(request),
+		AppId:      proto.Int32(app),
+		CustomerId: proto.Int32(customer),
+	}
+}
+
+// heartbeat says that m lives.
+func heartbeat(m Member) *pspb.Meta {
+	return &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Heartbeat), Node: []*pspb.Node{nodeOf(m)}}}
+}
+
+// nodeOf is m on the wire.
+func nodeOf(m Member) *pspb.Node {
+	n := &pspb.Node{
+		Role:     proto.Int32(int32(m.Role)),
+		Hostname: proto.String(m.Host),
+		Port:     proto.Int32(int32(m.Port)),
+	}
+	if m.ID != 0 {
+		n.Id = proto.Int32(int32(m.ID))
+	}
+	if m.Protocol != 0 {
+		n.Protocol = proto.Uint32(m.Protocol)
+		n.DataPort = proto.Uint32(uint32(m.DataPort))
+		n.Incarnation = proto.Uint64(m.Incarnation)
+		n.Share = proto.Uint32(m.Share)
+	}
+	return n
+}
+
+// memberOf reads a node from the wire, all but its id. The error is for what no node sends.
+func memberOf(n *pspb.Node) (Member, error) {
+	m := Member{
+		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
+		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Protocol: n.GetProtocol(),
+	}
+	switch {
+	case m.Role < RoleServer || m.Role > RoleScheduler:
+		return m, fmt.Errorf("node of role %d", int(m.Role))
+	case !validHost(m.Host):
+		return m, fmt.Errorf("node at host %.60q", m.Host)
+	case m.Port < 1 || m.Port > 65535 || m.DataPort < 0 || m.DataPort > 65535:
+		return m, fmt.Errorf("node at ports %d and %d", m.Port, m.DataPort)
+	case m.Share > wire.MaxShare:
+		return m, fmt.Errorf("node with a share of %d, at most %d", m.Share, wire.MaxShare)
+	}
+	return m, nil
+}
+
+// validHost tells a name or address from what could mean something else to a resolver.
+func validHost(host string) bool {
+	return host != "" && len(host) <= maxHost && strings.IndexFunc(host, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(".-_:", r))
+	}) < 0
+}
+
+// viewOf reads the scheduler's answer to ADD_NODE as the node me.
+func viewOf(m *pspb.Meta, me Member) (View, error) {
+	nodes := m.GetControl().GetNode()
+	v := View{Generation: m.GetGeneration(), Epoch: m.GetEpoch()}
+	if len(m.GetToken()) == len(v.Token) {
+		copy(v.Token[:], m.GetToken())
+	}
+	seen := map[int]bool{}
+	for i, n := range nodes {
+		member, err := memberOf(n)
+		if err != nil {
+			return v, err
+		}
+		member.ID = int(n.GetId())
+		if !fits(member.ID, member.Role) || seen[member.ID] || (member.Role == RoleScheduler) != (i == len(nodes)-1) {
+			return v, fmt.Errorf("%v of id %d in place %d of %d", member.Role, member.ID, i+1, len(nodes))
+		}
+		seen[member.ID] = true
+		v.Members = append(v.Members, member)
+		if member.Host == me.Host && member.Port == me.Port && member.Role == me.Role && member.Incarnation == me.Incarnation {
+			v.Self = member.ID
+		}
+	}
+	if v.Self == 0 {
+		return v, fmt.Errorf("a list of %d nodes without this one", len(nodes))
+	}
+	slices.SortStableFunc(v.Members[:len(v.Members)-1], func(a, b Member) int {
+		if a.Role != b.Role {
+			return int(a.Role) - int(b.Role)
+		}
+		return a.ID - b.ID
+	})
+	return v, nil
+}
+
+// fits tells whether a node of role r may have the id.
+func fits(id int, r Role) bool {
+	switch r {
+	case RoleScheduler:
+		return id == wire.SchedulerID
+	case RoleServer:
+		return id >= wire.ServerID(0) && id < wire.ServerID(wire.MaxWorkers) && id%2 == 0
+	}
+	return id >= wire.WorkerID(0) && id < wire.WorkerID(wire.MaxWorkers) && id%2 == 1
+}
+
+// count says "1 worker", "2 workers".
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

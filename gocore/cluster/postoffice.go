@@ -1,0 +1,283 @@
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/van"
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+// verdictTime is how long a node that suspects another waits for the scheduler's
+// verdict before it judges itself.
+const verdictTime = 2 * time.Second
+
+// Postoffice is a worker's or server's end of the control plane.
+type Postoffice struct {
+	c      Config
+	events Events
+	log    *slog.Logger
+	loop   *loop
+	view   View
+
+	// What follows belongs to the loop's goroutine.
+	failure  error                          // why nothing is taken any more; nil while all is well
+	barriers map[int][]func(error)          // by group; the first of each has been asked for
+	declares map[uint64]func(uint32, error) // by key; all have been sent
+	stuck    map[string]bool                // what Waiting has been told of, and has not gone on
+	suspects []suspicion
+	beat     time.Time // of the next heartbeat
+	heard    time.Time // last word of the scheduler
+	ticked   time.Time
+	strays   int
+}
+
+func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
+	now := time.Now()
+	return &Postoffice{
+		c: c, events: e, log: c.log(), loop: l, view: view,
+		barriers: map[int][]func(error){}, declares: map[uint64]func(uint32, error){}, stuck: map[string]bool{},
+		beat: now, heard: now, ticked: now,
+	}
+}
+
+// View is the cluster as this node joined it.
+func (p *Postoffice) View() View { return p.view }
+
+// Barrier calls done when all nodes of the group have come here: WorkerGroup, or
+// AllGroup, which means the start the first time and the end the second. Barriers of
+// one group are passed one after the other. done is called on the postoffice's
+// goroutine and must not block; after a failure or Close, with its error.
+func (p *Postoffice) Barrier(group int, done func(error)) {
+	if !p.loop.do(func() { p.barrier(group, done) }) {
+		done(p.failure)
+	}
+}
+
+func (p *Postoffice) barrier(group int, done func(error)) {
+	switch {
+	case p.failure != nil:
+		done(p.failure)
+	case group < 1 || group > AllGroup || !inGroup(p.c.Role, group):
+		done(fault.New(fault.Value, "a %v is not in group %d: it cannot wait for its barrier", p.c.Role, group))
+	default:
+		p.barriers[group] = append(p.barriers[group], done)
+		if len(p.barriers[group]) == 1 {
+			p.send(barrierMessage(int32(group), 0, 0, true))
+		}
+	}
+}
+
+// Declare says the size and type of this worker's tensor. When all workers have
+// said the same, done gets the tensor's id: they count from 0. done as for Barrier.
+func (p *Postoffice) Declare(key, bytes uint64, dtype wire.DType, done func(id uint32, err error)) {
+	if !p.loop.do(func() { p.declare(key, opinion{bytes, dtype}, done) }) {
+		done(0, p.failure)
+	}
+}
+
+func (p *Postoffice) declare(key uint64, o opinion, done func(uint32, error)) {
+	reason := o.refusal()
+	switch {
+	case p.failure != nil:
+		done(0, p.failure)
+	case p.c.Role != RoleWorker:
+		done(0, fault.New(fault.Value, "key %d: a %v declares no tensors", key, p.c.Role))
+	case reason != "":
+		done(0, fault.New(fault.Value, "key %d: no tensor can be like this: %s", key, reason))
+	case p.declares[key] != nil:
+		done(0, fault.New(fault.Busy, "key %d is being declared already: wait for that first", key))
+	default:
+		p.declares[key] = done
+		p.send(&pspb.Meta{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{
+			Key: proto.Uint64(key), Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype)),
+		}}})
+	}
+}
+
+// Suspect says that the data connection to a node broke. The scheduler decides what
+// that means. Without its verdict in 2 s the node is lost by own judgement; when it
+// is the scheduler itself, at once.
+func (p *Postoffice) Suspect(id int, why string) {
+	p.loop.do(func() {
+		switch {
+		case p.failure != nil:
+		case id == wire.SchedulerID:
+			p.lose(id, why)
+		default:
+			p.suspects = append(p.suspects, suspicion{id: id, by: p.view.Self, why: why, at: time.Now()})
+			p.send(&pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{Id: proto.Int32(int32(id)), Why: proto.String(clip(why))}}})
+		}
+	})
+}
+
+// Close leaves without waiting for anyone. What still waits ends with ClosedError.
+// What was sent leaves first, within a bound. Idempotent; not to be called from an
+// event or a done.
+func (p *Postoffice) Close() { p.loop.close() }
+
+// send takes a message to the scheduler.
+func (p *Postoffice) send(m *pspb.Meta) {
+	m.Token = p.view.Token[:]
+	if err := p.loop.van.Send(wire.SchedulerID, m); err != nil {
+		p.lose(wire.SchedulerID, fmt.Sprintf("it reads no messages: %v", err))
+	}
+}
+
+func (p *Postoffice) message(now time.Time, e *van.Envelope) {
+	if p.failure != nil {
+		return
+	}
+	if e.From != wire.SchedulerID || !bytes.Equal(e.Meta.GetToken(), p.view.Token[:]) {
+		if p.strays++; p.strays == 1 {
+			p.log.Warn("dropped a message that is not the scheduler's; more of them are counted only", "from", e.From)
+		}
+		return
+	}
+	p.heard = now
+	switch own := e.Meta.GetOwn().(type) {
+	case *pspb.Meta_Declared:
+		p.declared(own.Declared.GetKey(), own.Declared.GetId(), nil)
+	case *pspb.Meta_Disagreement:
+		p.declared(own.Disagreement.GetKey(), 0, disagreementError(own.Disagreement))
+	case *pspb.Meta_Refused:
+		p.declared(own.Refused.GetKey(), 0, fault.New(fault.Value, "key %d: the scheduler refused the tensor: %s", own.Refused.GetKey(), clip(own.Refused.GetReason())))
+	case *pspb.Meta_Waiting:
+		p.waiting(own.Waiting)
+	case *pspb.Meta_Lost:
+		p.lose(int(own.Lost.GetId()), clip(own.Lost.GetWhy()))
+	default:
+		if c := e.Meta.GetControl(); c.GetCmd() == pspb.Barrier && !e.Meta.GetRequest() {
+			p.passed(int(c.GetBarrierGroup()))
+		}
+	}
+}
+
+// passed ends the group's first barrier and asks for the next.
+func (p *Postoffice) passed(group int) {
+	waiting := p.barriers[group]
+	if len(waiting) == 0 {
+		return
+	}
+	p.barriers[group] = waiting[1:]
+	if len(waiting) > 1 {
+		p.send(barrierMessage(int32(group), 0, 0, true))
+	}
+	p.goesOn("barrier")
+	waiting[0](nil)
+}
+
+// declared ends a declaration.
+func (p *Postoffice) declared(key uint64, id uint32, err error) {
+	done := p.declares[key]
+	if done == nil {
+		return
+	}
+	delete(p.declares, key)
+	p.goesOn(keyText(key))
+	done(id, err)
+}
+
+func (p *Postoffice) waiting(m *pspb.Waiting) {
+	what, missing := clip(m.GetWhat()), m.GetMissing()
+	p.stuck[what] = true
+	p.log.Warn("waiting", "for", what, "missing", missing)
+	p.events.waiting(what, missing)
+}
+
+func (p *Postoffice) goesOn(what string) {
+	if p.stuck[what] {
+		delete(p.stuck, what)
+		p.events.waiting(what, nil)
+	}
+}
+
+// lose takes the verdict that a node is dead; the first one counts.
+func (p *Postoffice) lose(id int, why string) {
+	if p.failure != nil {
+		return
+	}
+	if id == wire.SchedulerID {
+		p.loop.van.Disconnect(id, true) // so that Close does not wait for it
+	}
+	p.fail(lostError(id, why))
+	p.events.lost(id, why)
+}
+
+// fail ends everything that waits with err, and all that is asked from now on. A
+// done that panics keeps none of the others from its end.
+func (p *Postoffice) fail(err error) {
+	if p.failure == nil {
+		p.failure = err
+	}
+	var ends []func()
+	for group, waiting := range p.barriers {
+		for _, done := range waiting {
+			ends = append(ends, func() { done(p.failure) })
+		}
+		delete(p.barriers, group)
+	}
+	for key, done := range p.declares {
+		ends = append(ends, func() { done(0, p.failure) })
+		delete(p.declares, key)
+	}
+	for _, end := range ends {
+		if err := p.loop.guard(end); err != nil {
+			p.log.Error("the control plane failed", "reason", err)
+		}
+	}
+}
+
+func (p *Postoffice) tick(now time.Time) {
+	if gap := now.Sub(p.ticked); gap > stallTime { // this process stood still: that is not the scheduler's silence
+		p.heard = p.heard.Add(gap)
+	}
+	p.ticked = now
+	if p.failure != nil {
+		return
+	}
+	if p.c.HeartbeatInterval > 0 && !now.Before(p.beat) {
+		p.beat = now.Add(p.c.HeartbeatInterval)
+		p.send(heartbeat(p.view.Me()))
+	}
+	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
+		p.lose(wire.SchedulerID, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
+	}
+	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return now.Sub(o.at) >= verdictTime })
+	if i >= 0 {
+		p.lose(p.suspects[i].id, p.suspects[i].why)
+	}
+}
+
+func (p *Postoffice) due() time.Time {
+	if p.failure != nil {
+		return time.Time{}
+	}
+	var due time.Time
+	if p.c.HeartbeatInterval > 0 {
+		due = p.beat
+	}
+	for _, o := range p.suspects {
+		if at := o.at.Add(verdictTime); due.IsZero() || at.Before(due) {
+			due = at
+		}
+	}
+	return due
+}
+
+func (p *Postoffice) ended(err error) {
+	if err == nil {
+		p.fail(fault.New(fault.Closed, "%s has left its cluster", Name(p.view.Self)))
+		return
+	}
+	p.log.Error("the control plane broke", "reason", err)
+	p.fail(err)
+	p.events.failed(err)
+}

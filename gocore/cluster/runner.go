@@ -1,0 +1,156 @@
+package cluster
+
+import (
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/van"
+	"fptps/gocore/wire"
+)
+
+// Runner gives a Scheduler its van, its clock and its goroutine.
+type Runner struct {
+	c      Config
+	events Events
+	log    *slog.Logger
+	port   int
+	loop   *loop
+	joined chan struct{}
+	done   chan struct{}
+	once   sync.Once // of done
+	view   View      // set before joined closes
+	err    error     // set before done closes
+
+	scheduler *Scheduler // touched by the loop's goroutine alone
+}
+
+// Serve starts the scheduler of a cluster on a van, which is the Runner's from then on.
+func Serve(v van.Van, c Config, e Events) (*Runner, error) {
+	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), done: make(chan struct{})}
+	if c.Workers < 1 || c.Workers > wire.MaxWorkers || c.Servers < 0 || c.Servers > wire.MaxWorkers {
+		v.Close()
+		return nil, fault.New(fault.Config, "scheduler: DMLC_NUM_WORKER=%d must be 1 to %d, DMLC_NUM_SERVER=%d 0 to %d",
+			c.Workers, wire.MaxWorkers, c.Servers, wire.MaxWorkers)
+	}
+	port, err := v.Bind(bindHost(c.SchedulerHost), c.SchedulerPort)
+	if err != nil {
+		v.Close()
+		return nil, fault.New(fault.Connect, "scheduler: cannot listen at port %d: %v. Is another scheduler running there? Choose another DMLC_PS_ROOT_PORT",
+			c.SchedulerPort, err)
+	}
+	r.port, r.c.SchedulerPort = port, port
+	var token [16]byte
+	rand.Read(token[:])
+	r.scheduler = NewScheduler(r.c, token)
+	r.loop = newLoop(v)
+	r.loop.run(r)
+	return r, nil
+}
+
+// Port is where the scheduler listens.
+func (r *Runner) Port() int { return r.port }
+
+// Joined closes when every node is there and View is known.
+func (r *Runner) Joined() <-chan struct{} { return r.joined }
+
+// View is the cluster, once Joined has closed.
+func (r *Runner) View() View { return r.view }
+
+// Done closes when the cluster has ended; Err tells how. The last messages are
+// still to leave: that is Close's.
+func (r *Runner) Done() <-chan struct{} { return r.done }
+
+// Err is nil when the cluster ended in good order; valid once Done has closed.
+func (r *Runner) Err() error { return r.err }
+
+// Gone says that a node's process has ended, or left without waiting for the
+// others: for one, its data connection to the scheduler did. After the end in good
+// order it means nothing.
+func (r *Runner) Gone(id int, why string) {
+	r.loop.do(func() { r.perform(r.scheduler.Gone(time.Now(), id, why)) })
+}
+
+// Close ends the scheduler, when the last messages have left or after a bound.
+// Idempotent; not to be called from an event.
+func (r *Runner) Close() { r.loop.close() }
+
+func (r *Runner) message(now time.Time, e *van.Envelope) {
+	r.perform(r.scheduler.Step(now, e.From, e.Meta))
+}
+
+func (r *Runner) tick(now time.Time) { r.perform(r.scheduler.Tick(now)) }
+
+func (r *Runner) due() time.Time { return r.scheduler.Due() }
+
+func (r *Runner) ended(err error) {
+	if err == nil {
+		r.finish(fault.New(fault.Closed, "scheduler: closed before the cluster had ended"))
+		return
+	}
+	r.finish(err)
+	r.log.Error("scheduler: broke", "reason", err)
+	r.events.failed(err)
+}
+
+// perform does what the machine wants done. A member that can be sent nothing is gone.
+func (r *Runner) perform(actions []Action) {
+	for len(actions) > 0 {
+		action := actions[0]
+		actions = actions[1:]
+		err := r.act(action)
+		if err == nil {
+			continue
+		}
+		r.log.Warn("scheduler: a message was not sent", "reason", err)
+		if send, ok := action.(Send); ok && errors.Is(err, van.ErrFull) {
+			actions = append(actions, r.scheduler.Gone(time.Now(), send.ID, "it reads no messages: "+err.Error())...)
+		}
+	}
+}
+
+func (r *Runner) act(action Action) error {
+	v := r.loop.van
+	switch a := action.(type) {
+	case Connect:
+		return v.Connect(a.ID, a.Host, a.Port)
+	case Disconnect:
+		v.Disconnect(a.ID, a.Now)
+	case Identify:
+		v.Identify(a.ID)
+	case Send:
+		return v.Send(a.ID, a.Meta)
+	case Joined:
+		r.view = a.View
+		r.log.Info("scheduler: everyone is here", "workers", r.c.Workers, "servers", r.c.Servers)
+		close(r.joined)
+	case Waited:
+		r.log.Warn("scheduler: waiting", "for", a.What, "missing", a.Missing)
+		r.events.waiting(a.What, a.Missing)
+	case Failed:
+		r.log.Error("scheduler: lost "+Name(a.ID), "reason", a.Why)
+		r.finish(lostError(a.ID, a.Why))
+		r.events.lost(a.ID, a.Why)
+	case Finished:
+		r.log.Info("scheduler: the cluster has ended in good order")
+		r.finish(nil)
+	case Note:
+		r.log.Warn("scheduler: " + a.Text)
+	}
+	return nil
+}
+
+func (r *Runner) finish(err error) {
+	r.once.Do(func() {
+		r.err = err
+		close(r.done)
+	})
+}
+
+// lostError is what everything that waits ends with when a node is dead.
+func lostError(id int, why string) error {
+	return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", Name(id), why)
+}
