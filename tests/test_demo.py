@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,6 @@ def demo(save: Path, *args: str, workers: int = 0, servers: int = 0) -> tuple[in
     run = [sys.executable, "-m", "fptps", "run", "-n", str(workers), "-s", str(servers), "--"] if workers else []
     done = subprocess.run(
         [*run, sys.executable, str(TRAIN), "--save", str(save), *args],
-        env={k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "FPTPS_", "PS_"))},
         capture_output=True,
         text=True,
         timeout=100,

@@ -16,11 +16,12 @@ import sys
 import time
 
 import digits
-import fptps
 import torch
 from tabulate import tabulate
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
+
+import fptps
 
 REQUIRED_ACCURACY = 0.96
 
