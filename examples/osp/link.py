@@ -2,10 +2,13 @@
 
 No node collects the messages: fptps sums them on their way, wherever its aggregators are, and the sum reaches
 the PS and every worker at the same time. The PS takes part with nothing of its own (kv.skip).
+
+A round has no timeout: K steps take as long as they take, and a node that dies is an error by itself.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
@@ -75,7 +78,7 @@ class Link:
     def exchange(self, message: torch.Tensor, report: Report) -> tuple[torch.Tensor, torch.Tensor]:
         """A worker's round: the sum of all messages, written over `message`, and the table of reports."""
         start = time.perf_counter()
-        self.kv.push_pull(MESSAGE, message, out=message).wait()
+        self.kv.push_pull(MESSAGE, message, out=message).wait(math.inf)
         self._table.zero_()
         self._table[self.rank - 1] = torch.tensor(
             report._replace(
@@ -85,7 +88,7 @@ class Link:
             dtype=torch.float64,
         )
         # A sum in which every worker filled its own row and left the others zero is a table.
-        self.kv.push_pull(REPORT, self._table, out=self._table).wait()
+        self.kv.push_pull(REPORT, self._table, out=self._table).wait(math.inf)
         return message, self._table
 
     def open_round(self) -> None:
@@ -95,7 +98,7 @@ class Link:
     def collect(self, total: torch.Tensor) -> torch.Tensor:
         """The open round as the PS gets it: the sum of all messages in `total`; returns the table of reports."""
         for ticket in self._round:
-            ticket.wait()
+            ticket.wait(math.inf)
         self.kv.pull(MESSAGE, out=total).wait()
         self.kv.pull(REPORT, out=self._table).wait()
         return self._table

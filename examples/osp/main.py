@@ -22,6 +22,7 @@ from worker import Worker
 import fptps
 
 CONFIGS = Path(__file__).parent / "configs"
+TIMEOUT_S = 600.0  # of the start, which may be by hand, and of the end, when the PS evaluates once more
 
 
 def main() -> None:
@@ -61,14 +62,14 @@ def agree(link: Link, args: argparse.Namespace) -> settings.Config:
 def join(args: argparse.Namespace) -> Iterator[Link]:
     """The cluster of `fptps run`, or with --psip that of the processes started by hand."""
     if args.psip is None:
-        with fptps.KVWorker() as kv:
+        with fptps.KVWorker(timeout=TIMEOUT_S) as kv:
             yield Link(kv, kv.rank)
         return
     with ExitStack() as stack:
         if args.rank == 0:
             stack.enter_context(scheduler(args))
         address = f"{args.psip}:{args.psport}"
-        kv = stack.enter_context(fptps.KVWorker(scheduler=address, num_workers=args.ws, num_servers=0))
+        kv = stack.enter_context(fptps.KVWorker(address, num_workers=args.ws, num_servers=0, timeout=TIMEOUT_S))
         yield Link(kv, args.rank)
 
 
@@ -81,6 +82,7 @@ def scheduler(args: argparse.Namespace) -> Iterator[None]:
         "DMLC_PS_ROOT_PORT": str(args.psport),
         "DMLC_NUM_WORKER": str(args.ws),
         "DMLC_NUM_SERVER": "0",
+        "FPTPS_TIMEOUT": str(TIMEOUT_S),
     }
     child = subprocess.Popen([sys.executable, "-m", "fptps", "scheduler"], env={**os.environ, **environment})
     try:
