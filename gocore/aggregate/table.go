@@ -59,9 +59,10 @@ type slot struct {
 	raw   uint32
 }
 
-// NewTable makes the slots of an aggregator for so many workers.
-func NewTable(workers int, pool *Pool) *Table {
-	return &Table{workers: workers, pool: pool, slots: map[name]*[2]slot{}}
+// NewTable makes the slots of an aggregator for so many workers. now is the time,
+// until Tick tells the next.
+func NewTable(workers int, pool *Pool, now time.Time) *Table {
+	return &Table{workers: workers, pool: pool, slots: map[name]*[2]slot{}, now: now, told: now}
 }
 
 // Add takes the contribution h of worker rank, whose elements are payload. Where

@@ -39,7 +39,7 @@ func TestAgainstDumbSums(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		workers := 1 + rng.IntN(70)
 		pool := NewPool()
-		table := NewTable(workers, pool)
+		table := NewTable(workers, pool, time.Time{})
 		type cell struct {
 			tensor uint32
 			round  uint64
@@ -117,7 +117,7 @@ func check(t *testing.T, sum Sum, workers int, tensor, packet uint32, round uint
 
 func TestEmptyContributions(t *testing.T) {
 	pool := NewPool()
-	table := NewTable(2, pool)
+	table := NewTable(2, pool, time.Time{})
 	run := &wire.Header{Kind: wire.Empty, DType: wire.Uint32, Packet: 3, Run: 3, Round: 1, RawLen: 4 * ints}
 	sums, err := table.AddEmpty(1, run, nil)
 	if err != nil || len(sums) != 0 {
@@ -143,7 +143,7 @@ func TestEmptyContributions(t *testing.T) {
 func TestMeanDividesOnce(t *testing.T) {
 	for _, dtype := range []wire.DType{wire.Float32, wire.BFloat16} {
 		pool := NewPool()
-		table := NewTable(4, pool)
+		table := NewTable(4, pool, time.Time{})
 		for rank := range 4 {
 			payload := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(rank)))
 			if dtype == wire.BFloat16 {
@@ -193,7 +193,7 @@ func TestBrokenContributionsChangeNothing(t *testing.T) {
 		"twice":                               {0, contribution(0, 0, 1), func(err error) bool { return err == nil }},
 	} {
 		pool := NewPool()
-		table := NewTable(2, pool)
+		table := NewTable(2, pool, time.Time{})
 		if _, _, err := table.Add(0, contribution(0, 0, 1), values(0, 0, 0, 1), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +213,7 @@ func TestBrokenContributionsChangeNothing(t *testing.T) {
 			t.Errorf("%s: %d buffers lent", name, pool.Lent())
 		}
 	}
-	table := NewTable(1, NewPool())
+	table := NewTable(1, NewPool(), time.Time{})
 	for _, round := range []uint64{0, 1, 2} {
 		if _, done, err := table.Add(0, contribution(0, 0, round), values(0, 0, 0, round), nil); !done || err != nil {
 			t.Fatal(err)
@@ -226,7 +226,7 @@ func TestBrokenContributionsChangeNothing(t *testing.T) {
 
 func TestDifferentOperationsGiveNoSum(t *testing.T) {
 	pool := NewPool()
-	table := NewTable(2, pool)
+	table := NewTable(2, pool, time.Time{})
 	h := contribution(0, 0, 1)
 	h.DType = wire.Float32
 	if _, _, err := table.Add(0, h, values(0, 0, 0, 1), nil); err != nil {
@@ -243,9 +243,8 @@ func TestDifferentOperationsGiveNoSum(t *testing.T) {
 }
 
 func TestStallsNameWhoIsMissing(t *testing.T) {
-	table := NewTable(3, NewPool())
 	start := time.Unix(1000, 0)
-	table.Tick(start)
+	table := NewTable(3, NewPool(), start)
 	for _, c := range []struct {
 		rank   int
 		packet uint32
@@ -271,7 +270,7 @@ func TestStallsNameWhoIsMissing(t *testing.T) {
 
 func TestNoAllocationPerPacket(t *testing.T) {
 	pool := NewPool()
-	table := NewTable(2, pool)
+	table := NewTable(2, pool, time.Time{})
 	round := uint64(0)
 	payload := values(0, 0, 0, 0)
 	h := contribution(0, 0, 0)

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/prototext"
 
@@ -66,7 +67,8 @@ func (a Disconnect) String() string {
 }
 func (a Identify) String() string { return fmt.Sprintf("identify as %d", a.ID) }
 func (a Send) String() string {
-	return fmt.Sprintf("send %d: %s", a.ID, prototext.MarshalOptions{}.Format(a.Meta))
+	text := prototext.MarshalOptions{}.Format(a.Meta)
+	return fmt.Sprintf("send %d: %s", a.ID, strings.Join(strings.Fields(text), " ")) // its spaces vary from build to build
 }
 func (a Joined) String() string   { return fmt.Sprintf("joined: %d nodes", len(a.View.Members)) }
 func (a Waited) String() string   { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }

@@ -60,6 +60,7 @@ type Member struct {
 	DataPort    int    // data plane
 	Incarnation uint64 // another one in every process
 	Share       uint32 // of the summing
+	Place       uint32 // the rank that it would like, + 1; 0: any
 	Protocol    uint32 // 0: a ps-lite program, to which nothing of fptps's own is sent
 }
 
@@ -126,6 +127,7 @@ type Config struct {
 	DataPort          int
 	Incarnation       uint64
 	Share             uint32
+	Place             uint32        // the rank that it would like, + 1; 0: any. Where two want the same, address decides
 	Secret            string        // FPTPS_TOKEN: nodes with another one are refused
 	Workers, Servers  int           // how many make the cluster; a node with 0 workers takes the scheduler's word
 	HeartbeatInterval time.Duration // 0: no heartbeats

@@ -188,14 +188,15 @@ func (s *Scheduler) tickJoin(now time.Time) {
 	}
 }
 
-// assign gives all joiners their ids once they are complete: by host and port, as
-// ps-lite does, and tells them of each other.
+// assign gives all joiners their ids once they are complete, and tells them of each
+// other. Those that would like a certain rank come first, in that order; the rest by
+// host and port, as in ps-lite.
 func (s *Scheduler) assign(now time.Time) {
 	if s.missingJoiners() != nil {
 		return
 	}
 	slices.SortFunc(s.joiners, func(a, b *joiner) int {
-		return cmp.Or(strings.Compare(a.Host, b.Host), a.Port-b.Port)
+		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), strings.Compare(a.Host, b.Host), a.Port-b.Port)
 	})
 	next := map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}
 	var all []*pspb.Node

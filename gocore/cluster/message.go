@@ -56,6 +56,9 @@ func nodeOf(m Member) *pspb.Node {
 		n.DataPort = proto.Uint32(uint32(m.DataPort))
 		n.Incarnation = proto.Uint64(m.Incarnation)
 		n.Share = proto.Uint32(m.Share)
+		if m.Place != 0 {
+			n.Place = proto.Uint32(m.Place)
+		}
 	}
 	return n
 }
@@ -64,7 +67,7 @@ func nodeOf(m Member) *pspb.Node {
 func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
-		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Protocol: n.GetProtocol(),
+		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Place: n.GetPlace(), Protocol: n.GetProtocol(),
 	}
 	switch {
 	case m.Role < RoleServer || m.Role > RoleScheduler:

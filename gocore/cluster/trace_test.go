@@ -1,0 +1,221 @@
+package cluster
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/*.txt with what the scheduler does now")
+
+// TestTraces runs the scripts in testdata. A line of a script is a command; the
+// indented lines after it are everything that the scheduler did for it, at which
+// second. A new script is written without them and run with -update.
+func TestTraces(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := runScript(t, string(text))
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got != string(text) {
+				t.Errorf("%s: the scheduler now does:\n%s", file, got)
+			}
+		})
+	}
+}
+
+// script is a scheduler under a made-up clock.
+type script struct {
+	t         *testing.T
+	scheduler *Scheduler
+	now       time.Time
+	start     time.Time
+	token     [16]byte
+	out       strings.Builder
+}
+
+func runScript(t *testing.T, text string) string {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := &script{t: t, now: start, start: start}
+	copy(s.token[:], "the-run's-token!")
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "  ") {
+			continue
+		}
+		s.out.WriteString(line)
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			s.command(line)
+		}
+	}
+	return s.out.String()
+}
+
+// command does one line: a verb, words, and name=value pairs.
+func (s *script) command(line string) {
+	verb, words, values := parse(line)
+	switch verb {
+	case "cluster":
+		s.scheduler = NewScheduler(Config{
+			SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
+			Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
+			HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
+		}, s.token)
+	case "join":
+		s.step(values, 0, s.joinMessage(words, values))
+	case "barrier":
+		m := barrierMessage(int32(number(values["group"], 7)), 0, int32(number(values["customer"], 0)), true)
+		s.step(values, nodeID(words[0]), m)
+	case "declare":
+		m := &pspb.Declare{Key: proto.Uint64(uint64(number(values["key"], 0))), Bytes: proto.Uint64(uint64(number(values["bytes"], 0))), Dtype: proto.Uint32(dtype(values["dtype"]))}
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Declare{Declare: m}})
+	case "suspect":
+		m := &pspb.Suspect{Id: proto.Int32(int32(nodeID(words[1]))), Why: proto.String("reset by peer")}
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: m}})
+	case "beat":
+		s.step(values, nodeID(words[0]), heartbeat(Member{ID: nodeID(words[0]), Role: RoleWorker, Host: "x", Port: 1}))
+	case "stray":
+		s.step(values, number(values["from"], 0), &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(int32(number(values["cmd"], 0)))}})
+	case "gone":
+		s.print(s.scheduler.Gone(s.now, nodeID(words[0]), "its connection was closed"))
+	case "pass": // time, with its ticks
+		s.pass(duration(words[0]))
+	case "stall": // time in which this process stood still
+		s.now = s.now.Add(duration(words[0]))
+	case "counts":
+		s.write(fmt.Sprintf("%+v", s.scheduler.Counts()))
+	default:
+		s.t.Fatalf("unknown command %q", line)
+	}
+}
+
+func (s *script) joinMessage(words []string, values map[string]string) *pspb.Meta {
+	roles := map[string]Role{"server": RoleServer, "worker": RoleWorker, "scheduler": RoleScheduler, "nobody": 77}
+	host, port, _ := strings.Cut(words[1], ":")
+	m := Member{
+		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
+		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: uint32(number(values["share"], 1)),
+		Protocol: uint32(number(values["protocol"], Protocol)),
+	}
+	c := Config{
+		Secret:  values["secret"],
+		Workers: number(values["workers"], s.scheduler.c.Workers), Servers: number(values["servers"], s.scheduler.c.Servers),
+	}
+	meta := addNode(c, m)
+	if m.Protocol == 0 {
+		meta.Own = nil
+		meta.Control.Node[0].Id = proto.Int32(32767)
+	}
+	return meta
+}
+
+// step gives a message to the scheduler, with the token unless the script says otherwise.
+func (s *script) step(values map[string]string, from int, m *pspb.Meta) {
+	switch values["token"] {
+	case "":
+		m.Token = s.token[:]
+	case "wrong":
+		m.Token = []byte("another token...")
+	}
+	s.print(s.scheduler.Step(s.now, from, m))
+}
+
+// pass lets time pass as a Runner does: a Tick every second and at Due.
+func (s *script) pass(d time.Duration) {
+	for end := s.now.Add(d); s.now.Before(end); {
+		next := s.now.Add(time.Second)
+		if due := s.scheduler.Due(); !due.IsZero() && due.Before(next) {
+			next = due
+		}
+		s.now = next
+		s.print(s.scheduler.Tick(s.now))
+	}
+}
+
+func (s *script) print(actions []Action) {
+	for _, a := range actions {
+		text := a.String()
+		if send, ok := a.(Send); ok {
+			mark := fmt.Sprintf(" token:%q", s.token[:])
+			if !strings.Contains(text, mark) {
+				mark = ""
+				text = strings.Replace(text, ":", " (no token):", 1)
+			}
+			text = strings.Replace(text, mark, "", 1)
+			if send.ID > 0 {
+				text = strings.Replace(text, "send "+strconv.Itoa(send.ID), "send "+Name(send.ID), 1)
+			}
+		}
+		s.write(text)
+	}
+}
+
+func (s *script) write(text string) {
+	fmt.Fprintf(&s.out, "  %v %s\n", s.now.Sub(s.start), text)
+}
+
+func parse(line string) (verb string, words []string, values map[string]string) {
+	values = map[string]string{}
+	fields := strings.Fields(line)
+	for _, f := range fields[1:] {
+		if name, value, ok := strings.Cut(f, "="); ok {
+			values[name] = value
+		} else {
+			words = append(words, f)
+		}
+	}
+	return fields[0], words, values
+}
+
+// nodeID reads "w0", "s1".
+func nodeID(name string) int {
+	rank := number(name[1:], 0)
+	if name[0] == 's' {
+		return wire.ServerID(rank)
+	}
+	return wire.WorkerID(rank)
+}
+
+func dtype(name string) uint32 {
+	for _, d := range wire.DTypes() {
+		if d.String() == name {
+			return uint32(d)
+		}
+	}
+	return 200
+}
+
+func number(text string, otherwise int) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return otherwise
+	}
+	return n
+}
+
+func duration(text string) time.Duration {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return 0
+	}
+	return d
+}

@@ -1,0 +1,349 @@
+// Package kv is what a worker and an aggregator do with keys: pushes become
+// rounds, rounds become packets, sums become finished tickets. It knows neither
+// sockets nor the scheduler's messages.
+package kv
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/plan"
+	"fptps/gocore/reduce"
+	"fptps/gocore/transport"
+	"fptps/gocore/wire"
+)
+
+// DataPlane carries packets. Send never blocks; to this node's own id it delivers
+// to Handler.Local.
+type DataPlane interface {
+	Send(node uint32, m transport.Outgoing)
+}
+
+// WorkerConfig is what a Worker needs to know of its cluster.
+type WorkerConfig struct {
+	Rank    int
+	Plan    *plan.Plan
+	Plane   DataPlane
+	Tickets *Tickets
+	Log     *slog.Logger
+	// Declare asks the scheduler for the id of a key once all workers agree on it.
+	Declare func(key, bytes uint64, dtype wire.DType, done func(id uint32, err error))
+	// Name is how people call a node.
+	Name func(node uint32) string
+}
+
+// Worker is the key-value store as a training process sees it. All methods may be
+// called from any thread, and none blocks.
+type Worker struct {
+	WorkerConfig
+	mu struct {
+		sync.Mutex
+		byKey   map[uint64]*tensor
+		byID    map[uint32]*tensor // declared ones
+		flights flights
+		failed  error // why no operation is taken any more
+		waiting map[string]string
+		stats   WorkerStats
+		perStep uint64 // pushes in a step of the training loop, 0 until told
+	}
+}
+
+// WorkerStats are counts since the start.
+type WorkerStats struct {
+	Tensors     int    `json:"tensors"`
+	Rounds      uint64 `json:"rounds"`
+	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until it was told
+	BytesPushed uint64 `json:"bytes_pushed"` // of the caller's arrays
+	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves
+}
+
+// NewWorker makes a worker without any keys.
+func NewWorker(c WorkerConfig) *Worker {
+	w := &Worker{WorkerConfig: c}
+	w.mu.byKey = map[uint64]*tensor{}
+	w.mu.byID = map[uint32]*tensor{}
+	w.mu.waiting = map[string]string{}
+	return w
+}
+
+// Init declares key and gives every worker rank 0's values (round 0, to which all
+// others contribute EMPTY). It copies memory, so the caller's array is free again.
+// The ticket ends when the values are here.
+func (w *Worker) Init(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
+	if err := checkArray(key, dtype, memory); err != nil {
+		return nil, err
+	}
+	t := &tensor{
+		key: key, dtype: dtype, size: uint64(len(memory)), packets: wire.Packets(uint64(len(memory))),
+		kept: make([]byte, len(memory)),
+	}
+	o := &operation{worker: w, tensor: t, verb: verbInit}
+	t.queue = []*operation{o}
+	if w.Rank == 0 {
+		copy(t.kept, memory)
+		o.source = t.kept
+	}
+	w.mu.Lock()
+	err := w.mu.failed
+	if err == nil && w.mu.byKey[key] != nil {
+		err = fault.New(fault.Value, "key %d is initialised already: init each key once", key)
+	}
+	if err != nil {
+		w.mu.Unlock()
+		return nil, err
+	}
+	w.mu.byKey[key] = t
+	ticket := w.Tickets.New(func() string { return w.explain(o) })
+	o.ticket = ticket
+	w.mu.Unlock()
+	w.Declare(key, t.size, dtype, func(id uint32, err error) { w.declared(o, id, err) })
+	return ticket, nil
+}
+
+// declared ends the first half of an Init: all workers agree, or do not.
+func (w *Worker) declared(o *operation, id uint32, err error) {
+	t := o.tensor
+	w.mu.Lock()
+	if w.mu.failed != nil { // Fail has ended the ticket
+		w.mu.Unlock()
+		return
+	}
+	if err != nil {
+		delete(w.mu.byKey, t.key)
+		w.mu.Unlock()
+		w.Tickets.Finish(o.ticket, err)
+		return
+	}
+	t.id = id
+	t.runs = w.Plan.Cut(t.key, t.size, nil)
+	t.last = o
+	w.mu.byID[id] = t
+	w.mu.stats.Tensors++
+	out := w.advance(t)
+	w.mu.Unlock()
+	w.send(out)
+}
+
+func checkArray(key uint64, dtype wire.DType, memory []byte) error {
+	switch {
+	case !dtype.Valid():
+		return fault.New(fault.Type, "key %d: unknown element type %d", key, dtype)
+	case !reduce.Supported(dtype):
+		return fault.New(fault.Type, "key %d: %v cannot be summed on this processor: use float64", key, dtype)
+	case len(memory) == 0 || len(memory)%dtype.Size() != 0:
+		return fault.New(fault.Value, "key %d: %d bytes are no array of %v", key, len(memory), dtype)
+	case len(memory) > wire.MaxTensorBytes:
+		return fault.New(fault.Value, "key %d: %d bytes, a tensor has at most %d", key, len(memory), int64(wire.MaxTensorBytes))
+	}
+	return nil
+}
+
+// Push contributes memory to key's next round. The ticket ends when the sum is
+// here, kept for pulls until the next push.
+func (w *Worker) Push(key uint64, dtype wire.DType, memory []byte, op wire.Op, priority int32) (*Ticket, error) {
+	return w.enter(&operation{verb: verbPush, source: memory, op: op, priority: priority}, key, dtype, nil)
+}
+
+// PushPull contributes memory and has the sum read straight into out, which may
+// be memory itself. The sum is not kept.
+func (w *Worker) PushPull(key uint64, dtype wire.DType, memory, out []byte, op wire.Op, priority int32) (*Ticket, error) {
+	return w.enter(&operation{verb: verbPushPull, source: memory, op: op, priority: priority}, key, dtype, out)
+}
+
+// Skip contributes zeros to key's next round, without sending them.
+func (w *Worker) Skip(key uint64) (*Ticket, error) {
+	return w.enter(&operation{verb: verbSkip}, key, 0, nil)
+}
+
+// enter checks an operation and queues it, or starts it at once.
+func (w *Worker) enter(o *operation, key uint64, dtype wire.DType, out []byte) (*Ticket, error) {
+	w.mu.Lock()
+	t, err := w.find(key)
+	if err == nil && o.verb != verbSkip {
+		err = t.fits(dtype, o.source)
+	}
+	if err == nil && o.verb == verbPushPull {
+		err = t.fits(dtype, out)
+	}
+	if err == nil && o.op == wire.OpMean && !reduce.CanDivide(dtype) {
+		err = fault.New(fault.Type, "key %d: a mean of %v would lose its fractions: use op=\"sum\", or float32 arrays", key, dtype)
+	}
+	if err == nil {
+		err = w.board(o, key, out)
+	}
+	if err != nil {
+		w.mu.Unlock()
+		return nil, err
+	}
+	o.worker, o.tensor = w, t
+	ticket := w.Tickets.New(func() string { return w.explain(o) })
+	o.ticket = ticket // which is nil again once it has ended, maybe before send returns
+	w.mu.stats.BytesPushed += uint64(len(o.source))
+	t.last = o
+	t.queue = append(t.queue, o)
+	sends := w.advance(t)
+	w.mu.Unlock()
+	w.send(sends)
+	return ticket, nil
+}
+
+// board takes the caller's memory into flight, all of it or nothing.
+func (w *Worker) board(o *operation, key uint64, out []byte) error {
+	if o.verb == verbSkip {
+		return nil
+	}
+	if err := w.mu.flights.take(key, o.source, o, nil); err != nil {
+		return err
+	}
+	if o.verb == verbPush {
+		return nil
+	}
+	if err := w.mu.flights.take(key, out, nil, o); err != nil {
+		w.mu.flights.leave(o.source, o)
+		return err
+	}
+	o.pulls = append(o.pulls, pull{memory: out, caller: true})
+	return nil
+}
+
+// Pull brings the sum of this worker's last push of key (after Init: rank 0's
+// values) to memory. It is local: nothing is asked of any other node.
+func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
+	w.mu.Lock()
+	t, err := w.find(key)
+	if err == nil {
+		err = t.fits(dtype, memory)
+	}
+	if err == nil && !t.last.keeps() {
+		err = fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
+	}
+	if err == nil {
+		err = w.mu.flights.take(key, memory, nil, t.last)
+	}
+	if err != nil {
+		w.mu.Unlock()
+		return nil, err
+	}
+	o := t.last
+	ticket := w.Tickets.New(func() string { return w.explain(o) })
+	if !o.whole {
+		t.join(o, pull{memory: memory, ticket: ticket, caller: true})
+		w.mu.Unlock()
+		return ticket, nil
+	}
+	t.readers++ // so that no round begins to overwrite what is being copied
+	w.mu.Unlock()
+	copy(memory, t.kept)
+	w.mu.Lock()
+	t.readers--
+	w.mu.flights.leave(memory, nil)
+	out, err := w.advance(t), o.err
+	w.mu.Unlock()
+	w.send(out)
+	w.Tickets.Finish(ticket, err)
+	return ticket, nil
+}
+
+// find gives the tensor of a key on which operations are possible.
+func (w *Worker) find(key uint64) (*tensor, error) {
+	if w.mu.failed != nil {
+		return nil, w.mu.failed
+	}
+	t := w.mu.byKey[key]
+	if t == nil || t.last == nil {
+		return nil, fault.New(fault.Key, "key %d was never initialised: call init(%d, array) on every worker first", key, key)
+	}
+	return t, nil
+}
+
+// fits tells whether an array can be pushed to, or pulled from, the tensor.
+func (t *tensor) fits(dtype wire.DType, memory []byte) error {
+	switch {
+	case dtype != t.dtype:
+		return fault.New(fault.Type, "key %d holds %v, the array is %v", t.key, t.dtype, dtype)
+	case uint64(len(memory)) != t.size:
+		return fault.New(fault.Value, "key %d has %d bytes, the array has %d", t.key, t.size, len(memory))
+	}
+	return nil
+}
+
+// TensorInfo tells the size in bytes and the element type of an initialised key.
+func (w *Worker) TensorInfo(key uint64) (bytes uint64, dtype wire.DType, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t, err := w.find(key)
+	if err != nil {
+		return 0, 0, err
+	}
+	return t.size, t.dtype, nil
+}
+
+// SetTensorCount says how many pushes make a step of the training loop. It is told
+// once, before the first push.
+func (w *Worker) SetTensorCount(n int64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case n < 1 || n > wire.MaxTensors:
+		return fault.New(fault.Value, "a tensor count of %d: 1 to %d are expected", n, wire.MaxTensors)
+	case w.mu.perStep != 0 && w.mu.perStep != uint64(n):
+		return fault.New(fault.Value, "the tensor count is %d already: it cannot become %d", w.mu.perStep, n)
+	}
+	w.mu.perStep = uint64(n)
+	return nil
+}
+
+// Stats gives the counts so far.
+func (w *Worker) Stats() WorkerStats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.mu.stats
+	if w.mu.perStep > 0 {
+		s.Steps = (s.Rounds - min(s.Rounds, uint64(s.Tensors))) / w.mu.perStep
+	}
+	return s
+}
+
+// Waiting notes whom a barrier or a declaration waits for, as the scheduler says.
+func (w *Worker) Waiting(what string, missing []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.waiting[what] = strings.Join(missing, ", ")
+}
+
+// WaitingFor is what Waiting noted last for what, "" if nothing.
+func (w *Worker) WaitingFor(what string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.waiting[what]
+}
+
+// explain says in one line what an operation waits for.
+func (w *Worker) explain(o *operation) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := o.tensor
+	switch {
+	case t.last == nil:
+		text := fmt.Sprintf("key %d waits until every worker has declared it", t.key)
+		if missing := w.mu.waiting[fmt.Sprintf("key %d", t.key)]; missing != "" {
+			text += "; missing: " + missing
+		}
+		return text
+	case o.whole:
+		return fmt.Sprintf("key %d: the sum is here, the last bytes are being sent", t.key)
+	case t.active == nil:
+		return fmt.Sprintf("key %d: its last sum is being copied, then the next round starts", t.key)
+	}
+	text := fmt.Sprintf("key %d round %d: the sums of %d of %d packets are here", t.key, t.round, t.active.count, t.packets)
+	if o != t.active {
+		text = "waits for the round before it: " + text
+	}
+	if t.missing != nil {
+		text += "; missing: " + strings.Join(t.missing, ", ")
+	}
+	return text
+}

@@ -1,0 +1,214 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"fptps/gocore/cluster"
+	"fptps/gocore/fault"
+	"fptps/gocore/wire"
+)
+
+// Setting is one name that fptps reads from the environment.
+type Setting struct {
+	Name    string `json:"name"`
+	Default string `json:"default"`
+	Unit    string `json:"unit"` // "", "seconds", "bytes", ...
+	Doc     string `json:"doc"`
+	Secret  bool   `json:"secret"`
+
+	parse func(c *Config, value string) error
+}
+
+// Config is a node's settings.
+type Config struct {
+	Role              cluster.Role
+	Workers, Servers  int
+	SchedulerHost     string // "" on a worker: alone in the process, no cluster
+	SchedulerPort     int
+	Host              string // "" until the route to the scheduler tells it
+	Port              int
+	Share             int // -1: not set
+	Rank              int // that this node would like; -1: any
+	Secret            string
+	Verbose           int
+	JoinTimeout       time.Duration
+	HeartbeatInterval time.Duration
+	HeartbeatTimeout  time.Duration
+	SendBuffer        int
+	ReceiveBuffer     int
+}
+
+// Alone tells whether there is no cluster: one worker, everything in the process.
+func (c *Config) Alone() bool { return c.Role == cluster.RoleWorker && c.SchedulerHost == "" }
+
+// Settings is the one table of names. docs/configuration.md is made from it.
+// Names that dmlc ps-lite has mean here what they mean there.
+var Settings = []Setting{
+	{Name: "DMLC_ROLE", Default: "worker", Doc: "`scheduler`, `server` or `worker`.", parse: parseRole},
+	{Name: "DMLC_PS_ROOT_URI", Doc: "Address of the scheduler. A worker without one runs alone: one worker, no network.",
+		parse: func(c *Config, v string) error { c.SchedulerHost = v; return nil }},
+	{Name: "DMLC_PS_ROOT_PORT", Doc: "Port of the scheduler.", parse: integer(1, 65535, func(c *Config) *int { return &c.SchedulerPort })},
+	{Name: "DMLC_NUM_WORKER", Doc: "Number of workers.", parse: integer(1, wire.MaxWorkers, func(c *Config) *int { return &c.Workers })},
+	{Name: "DMLC_NUM_SERVER", Doc: "Number of servers; 0 is allowed: the workers then sum among themselves.",
+		parse: integer(0, wire.MaxWorkers, func(c *Config) *int { return &c.Servers })},
+	{Name: "DMLC_NODE_HOST", Doc: "Address under which other nodes reach this one. Default: the address of the route to the scheduler.",
+		parse: func(c *Config, v string) error { c.Host = v; return nil }},
+	{Name: "DMLC_INTERFACE", Doc: "Network interface whose address other nodes reach this one under; DMLC_NODE_HOST goes before it.", parse: parseInterface},
+	{Name: "PORT", Default: "0", Doc: "Port of this node's control messages; 0: any free one. The scheduler always uses DMLC_PS_ROOT_PORT.",
+		parse: integer(0, 65535, func(c *Config) *int { return &c.Port })},
+	{Name: "PS_VERBOSE", Default: "0", Doc: "0: warnings and errors, 1: also what the node does, 2: everything.",
+		parse: integer(0, 2, func(c *Config) *int { return &c.Verbose })},
+	{Name: "PS_HEARTBEAT_INTERVAL", Default: "5", Unit: "seconds", Doc: "Time between two heartbeats to the scheduler; 0: none.",
+		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
+	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
+		Doc:   "A node that was silent for so long is dead; 0: never. A killed process is noticed at once, without it.",
+		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatTimeout })},
+	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join. `KVWorker(timeout=)` goes before it.",
+		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
+	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, a whole number relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",
+		parse: integer(0, wire.MaxShare, func(c *Config) *int { return &c.Share })},
+	{Name: "DMLC_WORKER_ID", Doc: "The rank that a worker would like. Default: the scheduler orders workers by host and port.", parse: rank(cluster.RoleWorker)},
+	{Name: "DMLC_SERVER_ID", Doc: "The same for a server.", parse: rank(cluster.RoleServer)},
+	{Name: "FPTPS_TOKEN", Secret: true, Doc: "A secret word that all nodes of a cluster share. Nodes with another are refused. `fptps run` makes one up.",
+		parse: func(c *Config, v string) error { c.Secret = v; return nil }},
+	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: left to the kernel, which is best nearly always.",
+		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
+	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: left to the kernel, which is best nearly always.",
+		parse: integer(0, 1<<30, func(c *Config) *int { return &c.ReceiveBuffer })},
+}
+
+// ParseConfig reads the settings from environment, in which other names may stand
+// as well. An empty value means that the name is not set.
+func ParseConfig(environment map[string]string) (Config, error) {
+	c := Config{Role: cluster.RoleWorker, Share: -1, Workers: -1, Servers: -1, Rank: -1}
+	for _, s := range Settings {
+		value := environment[s.Name]
+		if value == "" {
+			value = s.Default
+		}
+		if value == "" {
+			continue
+		}
+		if err := s.parse(&c, value); err != nil {
+			shown := value
+			if s.Secret {
+				shown = "..."
+			}
+			return Config{}, fault.New(fault.Config, "%s=%s: %v", s.Name, shown, err)
+		}
+	}
+	return c, c.check()
+}
+
+// check finds what is missing, or fits badly together.
+func (c *Config) check() error {
+	if c.Alone() {
+		c.Workers, c.Servers = 1, 0
+		return nil
+	}
+	missing := []string{}
+	for name, unset := range map[string]bool{
+		"DMLC_PS_ROOT_URI": c.SchedulerHost == "", "DMLC_PS_ROOT_PORT": c.SchedulerPort == 0,
+		"DMLC_NUM_WORKER": c.Workers < 0, "DMLC_NUM_SERVER": c.Servers < 0,
+	} {
+		if unset {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		slices.Sort(missing)
+		return fault.New(fault.Config, "%v: not set: %s. Set them, or start the whole cluster with `fptps run`",
+			c.Role, strings.Join(missing, ", "))
+	}
+	if c.HeartbeatTimeout > 0 && (c.HeartbeatInterval == 0 || c.HeartbeatTimeout <= c.HeartbeatInterval) {
+		return fault.New(fault.Config, "PS_HEARTBEAT_TIMEOUT=%v must be longer than PS_HEARTBEAT_INTERVAL=%v, which must not be 0 then",
+			c.HeartbeatTimeout, c.HeartbeatInterval)
+	}
+	if c.Share < 0 {
+		c.Share = 0
+		if c.Role == cluster.RoleServer || c.Role == cluster.RoleWorker && c.Servers == 0 {
+			c.Share = 1
+		}
+	}
+	return nil
+}
+
+// ParseOptions reads a JSON object of names and values as in the environment.
+func ParseOptions(options string) (Config, error) {
+	environment := map[string]string{}
+	if err := json.Unmarshal([]byte(options), &environment); err != nil {
+		return Config{}, fault.New(fault.Config, "the options are no JSON object of texts: %v", err)
+	}
+	return ParseConfig(environment)
+}
+
+func parseRole(c *Config, value string) error {
+	roles := map[string]cluster.Role{"scheduler": cluster.RoleScheduler, "server": cluster.RoleServer, "worker": cluster.RoleWorker}
+	role, known := roles[value]
+	if !known {
+		return fmt.Errorf("a role is scheduler, server or worker")
+	}
+	c.Role = role
+	return nil
+}
+
+func parseInterface(c *Config, value string) error {
+	if c.Host != "" {
+		return nil
+	}
+	device, err := net.InterfaceByName(value)
+	if err != nil {
+		return fmt.Errorf("no such network interface: %v", err)
+	}
+	addresses, err := device.Addrs()
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil {
+			c.Host = ip.IP.String()
+			return nil
+		}
+	}
+	return fmt.Errorf("the interface has no IPv4 address")
+}
+
+func integer(least, most int, field func(*Config) *int) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		n, err := strconv.Atoi(value)
+		if err != nil || n < least || n > most {
+			return fmt.Errorf("a whole number from %d to %d is expected", least, most)
+		}
+		*field(c) = n
+		return nil
+	}
+}
+
+// rank reads the rank that a node of one role would like; it means nothing to others.
+func rank(role cluster.Role) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		wish := -1
+		err := integer(0, wire.MaxWorkers-1, func(*Config) *int { return &wish })(c, value)
+		if c.Role == role {
+			c.Rank = wish
+		}
+		return err
+	}
+}
+
+func seconds(field func(*Config) *time.Duration) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		s, err := strconv.ParseFloat(value, 64)
+		if err != nil || !(s >= 0 && s <= 1e9) {
+			return fmt.Errorf("a number of seconds is expected, 0 or more")
+		}
+		*field(c) = time.Duration(s * float64(time.Second))
+		return nil
+	}
+}

@@ -1,0 +1,253 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+
+	"fptps/gocore/cluster"
+	"fptps/gocore/fault"
+	"fptps/gocore/kv"
+	"fptps/gocore/plan"
+	"fptps/gocore/transport"
+	"fptps/gocore/van"
+)
+
+// runMember brings a worker or a server into its cluster: listen, ADD_NODE,
+// data connections, the start barrier. A server then waits for the end.
+func (n *Node) runMember() error {
+	ctx, cancel := context.WithTimeout(n.ctx, n.config.JoinTimeout)
+	defer cancel()
+	tr, err := n.listen()
+	if err != nil {
+		return err
+	}
+	post, err := n.register(ctx, tr.Port())
+	if err != nil {
+		return err
+	}
+	view := post.View()
+	if err := n.connect(ctx, tr, view); err != nil {
+		return err
+	}
+	if err := n.allHere(ctx, post); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	if n.mu.state == joining {
+		n.mu.state = joined
+	}
+	n.mu.Unlock()
+	if n.config.Role == cluster.RoleWorker {
+		n.endLife(nil)
+	} else {
+		n.Close(true)
+	}
+	return nil
+}
+
+// listen opens the data plane's listener.
+func (n *Node) listen() (*transport.Transport, error) {
+	if n.config.Host == "" {
+		host, err := cluster.LocalAddress(n.config.SchedulerHost)
+		if err != nil {
+			return nil, err
+		}
+		n.config.Host = host
+	}
+	bind := "" // another host may know this one by an address that is not its own
+	if ip := net.ParseIP(n.config.Host); ip != nil && ip.IsLoopback() {
+		bind = n.config.Host
+	}
+	tr, err := transport.Listen(transport.Config{
+		Host: bind, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, Log: n.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := n.own(func() { n.mu.transport = tr }); err != nil {
+		tr.Close()
+		return nil, err
+	}
+	return tr, nil
+}
+
+// own stores a part of the node, unless the node has ended meanwhile: then nobody
+// but the caller would ever close it.
+func (n *Node) own(store func()) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.wellLocked(); err != nil {
+		return err
+	}
+	store()
+	return nil
+}
+
+// register joins the control plane.
+func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice, error) {
+	v, err := van.NewZMQ(n.log)
+	if err != nil {
+		return nil, err
+	}
+	events := cluster.Events{Lost: n.lost, Waiting: n.waiting, Failed: n.controlPlaneFailed}
+	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.own(func() { n.mu.post = post }); err != nil {
+		post.Close()
+		return nil, err
+	}
+	return post, nil
+}
+
+func (n *Node) clusterConfig(dataPort int) cluster.Config {
+	c := n.config
+	return cluster.Config{
+		Role: c.Role, SchedulerHost: c.SchedulerHost, SchedulerPort: c.SchedulerPort, Host: c.Host, Port: c.Port,
+		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1), Secret: c.Secret,
+		Workers: c.Workers, Servers: c.Servers,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Log: n.log,
+	}
+}
+
+// connect builds what this node does with data, and its connections.
+func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluster.View) error {
+	shares, err := sharesOf(view)
+	if err != nil {
+		return err
+	}
+	workers := []uint32{}
+	for _, m := range view.Workers() {
+		workers = append(workers, uint32(m.ID))
+	}
+	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
+	if slices.Contains(shares.Aggregators(), handler.Self) {
+		handler.Aggregator = kv.NewAggregator(workers, tr, n.log)
+	}
+	if n.config.Role == cluster.RoleWorker {
+		handler.Worker = n.newWorker(view, shares, tr)
+	}
+	if err := n.own(func() { n.mu.worker, n.mu.view = handler.Worker, view }); err != nil {
+		return err
+	}
+	dial, accept := connections(view, shares)
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, accept), handler)
+	for _, id := range dial {
+		m := view.Member(id)
+		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
+		if err := tr.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
+			return err
+		}
+	}
+	return tr.Await(ctx, toUint32(append(dial, accept...)))
+}
+
+// newWorker makes the key-value store of a worker.
+func (n *Node) newWorker(view cluster.View, shares *plan.Plan, tr *transport.Transport) *kv.Worker {
+	return kv.NewWorker(kv.WorkerConfig{
+		Rank: view.Rank(), Plan: shares, Plane: tr, Tickets: n.Tickets, Log: n.log,
+		Declare: n.post().Declare,
+		Name:    func(node uint32) string { return cluster.Name(int(node)) },
+	})
+}
+
+// sharesOf is the plan that every node makes of the members' shares, in the order of their ids.
+func sharesOf(view cluster.View) (*plan.Plan, error) {
+	var shares []plan.Share
+	for _, m := range view.Members {
+		if m.Role != cluster.RoleScheduler {
+			shares = append(shares, plan.Share{Node: uint32(m.ID), Share: m.Share})
+		}
+	}
+	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
+	return plan.New(1, shares)
+}
+
+// connections says whom this node has data connections with: whom it dials, and
+// who dials it. Every node has one with the scheduler, whose end is the news of a
+// death; each worker has one with every aggregator. Of a pair the worker dials
+// the server, and the worker of higher rank dials the other worker.
+func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
+	me := view.Me()
+	sums := func(id int) bool { return slices.Contains(shares.Aggregators(), uint32(id)) }
+	for _, m := range view.Members {
+		switch {
+		case m.ID == me.ID:
+		case m.Role == cluster.RoleScheduler:
+			dial = append(dial, m.ID)
+		case me.Role == cluster.RoleScheduler:
+			accept = append(accept, m.ID)
+		case me.Role == m.Role && (me.Role == cluster.RoleServer || !sums(me.ID) && !sums(m.ID)):
+		case me.Role != m.Role && !(sums(m.ID) && m.Role == cluster.RoleServer) && !(sums(me.ID) && me.Role == cluster.RoleServer):
+		case me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID):
+			dial = append(dial, m.ID)
+		default:
+			accept = append(accept, m.ID)
+		}
+	}
+	return dial, accept
+}
+
+func incarnations(view cluster.View, ids []int) map[uint32]uint64 {
+	all := map[uint32]uint64{}
+	for _, id := range ids {
+		all[uint32(id)] = view.Member(id).Incarnation
+	}
+	return all
+}
+
+func toUint32(ids []int) []uint32 {
+	out := make([]uint32, len(ids))
+	for i, id := range ids {
+		out[i] = uint32(id)
+	}
+	return out
+}
+
+// allHere is the start barrier: every node has all its connections.
+func (n *Node) allHere(ctx context.Context, post *cluster.Postoffice) error {
+	done := make(chan error, 1)
+	post.Barrier(cluster.AllGroup, func(err error) { done <- err })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		if err := n.well(); err != nil {
+			return err
+		}
+		text := "the start barrier: not every node has its data connections after " + n.config.JoinTimeout.String()
+		if missing := n.missing("barrier"); missing != "" {
+			text += "; missing: " + missing
+		}
+		return fault.New(fault.Timeout, "%s. Check that the nodes reach each other's addresses (DMLC_NODE_HOST, DMLC_INTERFACE)", text)
+	}
+}
+
+// lost takes the scheduler's verdict that a node is dead.
+func (n *Node) lost(id int, why string) {
+	go n.guard(func() error {
+		return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", cluster.Name(id), why)
+	})
+}
+
+// connectionLost takes the news that a data connection ended.
+func (n *Node) connectionLost(node uint32, err error) {
+	if err == nil {
+		return
+	}
+	if post := n.post(); post != nil {
+		post.Suspect(int(node), fmt.Sprint(err))
+	}
+}
+
+// controlPlaneFailed takes the news that this node's control plane broke.
+func (n *Node) controlPlaneFailed(err error) { go n.guard(func() error { return err }) }
+
+// dataPlaneFailed takes the news that this node's own data plane broke.
+func (n *Node) dataPlaneFailed(err error) {
+	go n.guard(func() error { return fault.New(fault.Internal, "the data plane failed: %v", err) })
+}
