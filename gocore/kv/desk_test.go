@@ -1,0 +1,195 @@
+package kv
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/plan"
+	"fptps/gocore/transport"
+	"fptps/gocore/wire"
+)
+
+// size is that of every tensor on a desk: two packets and an odd tail of uint8.
+const size = 2*wire.PacketBytes + 5
+
+// desk is one worker whose packets stay in the test's hands: the test plays the
+// transport, the aggregator (node 8) and the scheduler.
+type desk struct {
+	t *testing.T
+	*Worker
+	handler  Handler
+	log      bytes.Buffer
+	sent     []posting // and not released
+	declares []func(uint32, error)
+}
+
+type posting struct {
+	node uint32
+	transport.Outgoing
+}
+
+func newDesk(t *testing.T, rank int) *desk {
+	d := &desk{t: t}
+	shares, err := plan.New(1, []plan.Share{{Node: 8, Share: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Worker = NewWorker(WorkerConfig{
+		Rank: rank, Plan: shares, Plane: d, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
+		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { d.declares = append(d.declares, done) },
+		Name:    func(node uint32) string { return wire.NodeName(int(node)) },
+	})
+	d.handler = Handler{Self: 9, Worker: d.Worker}
+	return d
+}
+
+func (d *desk) Send(node uint32, m transport.Outgoing) { d.sent = append(d.sent, posting{node, m}) }
+
+// letGo has the transport release all that was sent.
+func (d *desk) letGo() {
+	for len(d.sent) > 0 {
+		p := d.sent[0]
+		d.sent = d.sent[1:]
+		p.Owner.Release()
+	}
+}
+
+// declare answers the oldest declaration: the id is the key.
+func (d *desk) declare(key uint64, err error) {
+	done := d.declares[0]
+	d.declares = d.declares[1:]
+	done(uint32(key), err)
+}
+
+// ready initialises keys, whose round 0 is complete then.
+func (d *desk) ready(keys ...uint64) *desk {
+	for _, key := range keys {
+		ticket := d.must(d.Init(key, wire.Uint8, make([]byte, size)))
+		d.declare(key, nil)
+		d.letGo()
+		d.sums(key, 0)
+		d.ended(ticket, "")
+	}
+	return d
+}
+
+// must is for an operation that is possible.
+func (d *desk) must(ticket *Ticket, err error) *Ticket {
+	d.t.Helper()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return ticket
+}
+
+// refused is for an operation that is not.
+func (d *desk) refused(code fault.Code, ticket *Ticket, err error) {
+	d.t.Helper()
+	if err == nil || ticket != nil || fault.CodeOf(err) != code {
+		d.t.Errorf("expected an error of code %s: ticket %v, error %v", code, ticket, err)
+	}
+}
+
+func (d *desk) push(key uint64, array []byte) *Ticket {
+	d.t.Helper()
+	return d.must(d.Push(key, wire.Uint8, array, wire.OpSum, 0))
+}
+
+func (d *desk) pushPull(key uint64, array, out []byte) *Ticket {
+	d.t.Helper()
+	return d.must(d.PushPull(key, wire.Uint8, array, out, wire.OpSum, 0))
+}
+
+func (d *desk) pull(key uint64, array []byte) *Ticket {
+	d.t.Helper()
+	return d.must(d.Pull(key, wire.Uint8, array))
+}
+
+// ended checks that a ticket has ended, with an error of code or, where that is
+// "", without one.
+func (d *desk) ended(ticket *Ticket, code fault.Code) {
+	d.t.Helper()
+	done, err := d.Tickets.Wait(ticket.ID, 0)
+	if !done || (err == nil) != (code == "") || err != nil && fault.CodeOf(err) != code {
+		d.t.Errorf("ticket %d: done %v, error %v; expected %q", ticket.ID, done, err, code)
+	}
+}
+
+func (d *desk) underWay(ticket *Ticket) {
+	d.t.Helper()
+	if ticket.Done() {
+		d.t.Errorf("ticket %d has ended already", ticket.ID)
+	}
+}
+
+// sum is the sum of a round: every packet of it is different.
+func sum(key, round uint64) []byte {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = byte(17*key + 5*round + uint64(i/wire.PacketBytes))
+	}
+	return b
+}
+
+// sums has sums arrive: the packets that are named, else all.
+func (d *desk) sums(key, round uint64, packets ...uint32) {
+	d.t.Helper()
+	if packets == nil {
+		packets = []uint32{1, 0, 2}
+	}
+	whole := sum(key, round)
+	for _, p := range packets {
+		payload := whole[p*wire.PacketBytes : min((p+1)*wire.PacketBytes, size)]
+		d.arrive(wire.Header{Kind: wire.Sum, Tensor: uint32(key), Packet: p, Round: round, RawLen: uint32(len(payload))}, payload)
+	}
+}
+
+// arrive brings one packet as the transport does.
+func (d *desk) arrive(h wire.Header, payload []byte) {
+	d.t.Helper()
+	h.Run, h.DType, h.WireLen = 1, wire.Uint8, uint32(len(payload))
+	var l transport.Landing
+	if payload != nil {
+		var err error
+		if l, err = d.handler.Place(8, &h); err != nil || len(l.Bytes) != len(payload) {
+			d.t.Fatalf("%d bytes for a payload of %d, error %v", len(l.Bytes), len(payload), err)
+		}
+		copy(l.Bytes, payload)
+	}
+	if err := d.handler.Arrived(8, &h, l); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// holds checks that array is the sum of a round.
+func (d *desk) holds(array []byte, key, round uint64) {
+	d.t.Helper()
+	if !bytes.Equal(array, sum(key, round)) {
+		d.t.Errorf("the array does not hold the sum of key %d round %d", key, round)
+	}
+}
+
+// explains checks what a ticket says that it waits for.
+func (d *desk) explains(ticket *Ticket, want string) {
+	d.t.Helper()
+	if got := d.Tickets.Explain(ticket.ID); got != want {
+		d.t.Errorf("ticket %d explains %q, expected %q", ticket.ID, got, want)
+	}
+}
+
+// snapshot is all that an operation could change.
+func (d *desk) snapshot() string {
+	s := fmt.Sprint(d.mu.stats, d.mu.flights.list, len(d.sent), len(d.declares), len(d.Tickets.mu.open), d.Tickets.mu.ended)
+	for _, key := range []uint64{1, 2, 3} {
+		if t := d.mu.byKey[key]; t != nil {
+			s += fmt.Sprintf("; %d: %p %p %d %d %d", key, t.last, t.active, len(t.queue), t.next, t.readers)
+			if t.active != nil {
+				s += fmt.Sprint(len(t.active.pulls))
+			}
+		}
+	}
+	return s
+}

@@ -1,0 +1,412 @@
+package kv
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/plan"
+	"fptps/gocore/transport"
+	"fptps/gocore/wire"
+)
+
+// TestPullIsTheSumOfTheLastPush: whenever the pull comes, and however many do.
+func TestPullIsTheSumOfTheLastPush(t *testing.T) {
+	for moment, play := range map[string]func(d *desk, push func() *Ticket, pull func()){
+		"after init":             func(_ *desk, _ func() *Ticket, pull func()) { pull() },
+		"before any sum is here": func(d *desk, push func() *Ticket, pull func()) { push(); pull(); d.sums(1, 1); d.letGo() },
+		"while the sums arrive": func(d *desk, push func() *Ticket, pull func()) {
+			push()
+			d.sums(1, 1, 2, 0)
+			pull()
+			d.letGo()
+			d.sums(1, 1, 1)
+		},
+		"before and while": func(d *desk, push func() *Ticket, pull func()) {
+			push()
+			pull()
+			d.sums(1, 1, 1)
+			pull()
+			d.letGo()
+			d.sums(1, 1, 0, 2)
+		},
+		"while the push is sent":   func(d *desk, push func() *Ticket, pull func()) { push(); d.sums(1, 1); pull(); d.letGo() },
+		"after the push has ended": func(d *desk, push func() *Ticket, pull func()) { push(); d.letGo(); d.sums(1, 1); pull() },
+		"of a push that waits": func(d *desk, push func() *Ticket, pull func()) {
+			push()
+			push()
+			pull()
+			d.letGo()
+			d.sums(1, 1)
+			d.letGo()
+			d.sums(1, 2)
+		},
+		"of the last of many": func(d *desk, push func() *Ticket, pull func()) {
+			push()
+			push()
+			push()
+			d.letGo()
+			d.sums(1, 1)
+			pull()
+			d.letGo()
+			d.sums(1, 2, 0, 1)
+			pull()
+			d.sums(1, 2, 2)
+			d.letGo()
+			pull()
+			d.sums(1, 3)
+		},
+		"of a skip": func(d *desk, _ func() *Ticket, pull func()) {
+			d.must(d.Skip(1))
+			pull()
+			d.letGo()
+			d.sums(1, 1)
+		},
+	} {
+		t.Run(moment, func(t *testing.T) {
+			d := newDesk(t, 0).ready(1)
+			var arrays [][]byte
+			var rounds []uint64
+			var tickets []*Ticket
+			pushes := uint64(0)
+			if moment == "of a skip" {
+				pushes = 1
+			}
+			play(d, func() *Ticket {
+				pushes++
+				return d.push(1, make([]byte, size))
+			}, func() {
+				for range 2 {
+					array := make([]byte, size)
+					arrays, rounds, tickets = append(arrays, array), append(rounds, pushes), append(tickets, d.pull(1, array))
+				}
+			})
+			for i, ticket := range tickets {
+				d.ended(ticket, "")
+				d.holds(arrays[i], 1, rounds[i])
+			}
+			again := make([]byte, size)
+			d.ended(d.pull(1, again), "")
+			d.holds(again, 1, pushes)
+		})
+	}
+}
+
+func TestPullOfTheArrayThatIsPushed(t *testing.T) {
+	packets := []uint32{2, 0, 1}
+	for sums := range len(packets) + 1 {
+		d := newDesk(t, 0).ready(1)
+		array := make([]byte, size)
+		push := d.push(1, array)
+		d.sums(1, 1, packets[:sums]...)
+		pull := d.pull(1, array)
+		d.sums(1, 1, packets[sums:]...)
+		d.letGo()
+		d.ended(push, "")
+		d.ended(pull, "")
+		d.holds(array, 1, 1)
+		if len(d.mu.flights.list) != 0 {
+			t.Errorf("%d sums before the pull: in flight at the end: %v", sums, d.mu.flights.list)
+		}
+	}
+}
+
+// TestPushPull reads the sum straight to where it is wanted, and keeps none.
+func TestPushPull(t *testing.T) {
+	for _, inPlace := range []bool{true, false} {
+		d := newDesk(t, 0).ready(1)
+		array := make([]byte, size)
+		out := array
+		if !inPlace {
+			out = make([]byte, size)
+		}
+		ticket := d.pushPull(1, array, out)
+		h := wire.Header{Kind: wire.Sum, DType: wire.Uint8, Tensor: 1, Packet: 1, Run: 1, Round: 1, RawLen: wire.PacketBytes, WireLen: wire.PacketBytes}
+		l, err := d.handler.Place(8, &h)
+		if err != nil || &l.Bytes[0] != &out[wire.PacketBytes] || len(l.Bytes) != wire.PacketBytes {
+			t.Error("the sum is not read straight into out")
+		}
+		refuse := func() {
+			t.Helper()
+			other, err := d.Pull(1, wire.Uint8, make([]byte, size))
+			d.refused(fault.Value, other, err)
+		}
+		refuse()
+		d.letGo()
+		d.sums(1, 1)
+		d.ended(ticket, "")
+		d.holds(out, 1, 1)
+		if !inPlace && !bytes.Equal(array, make([]byte, size)) {
+			t.Error("push_pull has changed the array that it pushed")
+		}
+		refuse()
+		if d.mu.byKey[1].kept != nil {
+			t.Error("push_pull keeps a sum")
+		}
+		d.push(1, array)
+		after := d.pull(1, make([]byte, size))
+		d.letGo()
+		d.sums(1, 2)
+		d.ended(after, "")
+	}
+}
+
+// TestPushWaitsForReaders: no sum may overwrite one that a pull is copying.
+func TestPushWaitsForReaders(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	tensor := d.mu.byKey[1]
+	tensor.readers = 2 // two pulls are copying
+	push := d.push(1, make([]byte, size))
+	if len(d.sent) != 0 {
+		t.Fatal("the round starts while its predecessor is copied")
+	}
+	d.explains(push, "key 1: its last sum is being copied, then the next round starts")
+	for range 2 {
+		d.mu.Lock()
+		tensor.readers--
+		out := d.advance(tensor)
+		d.mu.Unlock()
+		d.send(out)
+		if want := 1 - min(tensor.readers, 1); len(d.sent) != want {
+			t.Fatalf("%d runs are sent while %d pulls copy", len(d.sent), tensor.readers)
+		}
+	}
+}
+
+// TestPullsWhilePushing: pulls on other threads than the pushes; each sees one
+// whole sum. Under the race detector, no sum is written while it is copied.
+func TestPullsWhilePushing(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	stop, ended := make(chan bool), make(chan error)
+	go func() {
+		array := make([]byte, size)
+		for {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			ticket, err := d.Pull(1, wire.Uint8, array)
+			if err != nil {
+				ended <- err
+				return
+			}
+			<-ticket.done
+			if n := array[size-1] - 2; array[0] != n || array[wire.PacketBytes] != n+1 || array[2*wire.PacketBytes-1] != n+1 {
+				ended <- fmt.Errorf("parts of different sums: %d %d %d", array[0], array[wire.PacketBytes], array[size-1])
+				return
+			}
+		}
+	}()
+	array := make([]byte, size)
+	for round := range uint64(100) {
+		ticket := make(chan struct{})
+		d.Plane = sender(func(_ uint32, m transport.Outgoing) {
+			go func() { // the transport's thread
+				m.Owner.Release()
+				d.sums(1, round+1)
+				close(ticket)
+			}()
+		})
+		push := d.push(1, array)
+		<-ticket
+		<-push.done
+	}
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// sender is a data plane that is one function.
+type sender func(uint32, transport.Outgoing)
+
+func (s sender) Send(node uint32, m transport.Outgoing) { s(node, m) }
+
+// TestWhatIsSent: the runs of each kind of operation over two aggregators.
+func TestWhatIsSent(t *testing.T) {
+	shares, err := plan.New(7, []plan.Share{{Node: 8, Share: 1}, {Node: 9, Share: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := shares.Cut(1, size, nil)
+	if len(runs) != 2 {
+		t.Fatalf("the cut is %v", runs)
+	}
+	second := uint64(runs[1].First) * wire.PacketBytes
+	for _, c := range []struct {
+		what string
+		rank int
+		do   func(d *desk, array []byte)
+		want wire.Header // of both runs, but for the numbers of packets
+	}{
+		{"rank 0's init", 0, func(*desk, []byte) {}, wire.Header{Kind: wire.Contrib}},
+		{"rank 1's init", 1, func(*desk, []byte) {}, wire.Header{Kind: wire.Empty}},
+		{"push", 1, func(d *desk, a []byte) { d.must(d.Push(1, wire.Float32, a, wire.OpSum, -4)) }, wire.Header{Kind: wire.Contrib, Round: 1, Priority: -4}},
+		{"push_pull", 0, func(d *desk, a []byte) { d.must(d.PushPull(1, wire.Float32, a, a, wire.OpMean, 8)) }, wire.Header{Kind: wire.Contrib, Round: 1, Op: wire.OpMean, Priority: 8}},
+		{"skip", 0, func(d *desk, _ []byte) { d.must(d.Skip(1)) }, wire.Header{Kind: wire.Empty, Round: 1}},
+	} {
+		d := newDesk(t, c.rank)
+		d.Plan = shares
+		array := make([]byte, size-1)
+		d.must(d.Init(1, wire.Float32, array))
+		d.declare(5, nil)
+		if c.want.Round > 0 {
+			d.letGo()
+			for p := range uint32(3) {
+				raw := uint32(wire.PacketLen(size-1, p))
+				d.Worker.sum(&wire.Header{Kind: wire.Sum, DType: wire.Float32, Tensor: 5, Packet: p, RawLen: raw}, nil)
+			}
+		}
+		c.do(d, array)
+		if len(d.sent) != 2 {
+			t.Fatalf("%s: %d runs", c.what, len(d.sent))
+		}
+		for i, run := range runs {
+			got, want := d.sent[i], c.want
+			want.DType, want.Tensor, want.Packet, want.Run, want.Plan = wire.Float32, 5, run.First, 1, 7
+			var data []byte
+			if want.Kind == wire.Empty {
+				want.Run, want.RawLen = run.Count, []uint32{wire.PacketBytes, 4}[i]
+			} else if data = array[:second]; i == 1 {
+				data = array[second:]
+			}
+			same := c.want.Round == 0 || data == nil || &got.Data[0] == &data[0]
+			if got.node != run.Node || got.Header != want || !slices.Equal(got.Data, data) || !same {
+				t.Errorf("%s, run %d: to node %d: %+v with %d bytes (the caller's: %v)\nexpected to node %d: %+v with %d bytes",
+					c.what, i, got.node, got.Header, len(got.Data), same, run.Node, want, len(data))
+			}
+		}
+	}
+}
+
+// TestUnwantedSumsAreDropped: no packet of a peer moves a round but the right ones.
+func TestUnwantedSumsAreDropped(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	array := make([]byte, size)
+	ticket := d.pushPull(1, array, array)
+	d.letGo()
+	d.sums(1, 1, 0)
+	rubbish := bytes.Repeat([]byte{0xee}, wire.PacketBytes)
+	for what, h := range map[string]wire.Header{
+		"again":            {Tensor: 1, Round: 1, Packet: 0},
+		"the last round":   {Tensor: 1, Round: 0, Packet: 1},
+		"the next round":   {Tensor: 1, Round: 2, Packet: 1},
+		"no such packet":   {Tensor: 1, Round: 1, Packet: 3},
+		"a far packet":     {Tensor: 1, Round: 1, Packet: 1 << 24},
+		"another length":   {Tensor: 1, Round: 1, Packet: 2},
+		"no such tensor":   {Tensor: 2, Round: 1, Packet: 1},
+		"another tensor's": {Tensor: 1<<24 - 1, Round: 1, Packet: 1},
+	} {
+		h.Kind, h.RawLen = wire.Sum, wire.PacketBytes
+		d.arrive(h, rubbish)
+		d.arrive(h, nil)
+		if bytes.IndexByte(array, 0xee) >= 0 {
+			t.Errorf("%s: the array has changed", what)
+		}
+		d.explains(ticket, "key 1 round 1: the sums of 1 of 3 packets are here")
+	}
+	d.sums(1, 1, 2, 1)
+	d.ended(ticket, "")
+	d.holds(array, 1, 1)
+	d.arrive(wire.Header{Kind: wire.Sum, Tensor: 1, Round: 1, Packet: 1, RawLen: wire.PacketBytes}, rubbish)
+	d.holds(array, 1, 1)
+}
+
+// TestZeroSum: a sum without a payload is all zeros, everywhere it is wanted.
+func TestZeroSum(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	d.push(1, make([]byte, size))
+	arrays := [][]byte{bytes.Repeat([]byte{9}, size), bytes.Repeat([]byte{8}, size)}
+	for _, array := range arrays {
+		d.pull(1, array)
+	}
+	d.letGo()
+	d.sums(1, 1, 0, 2)
+	d.arrive(wire.Header{Kind: wire.Sum, Tensor: 1, Round: 1, Packet: 1, RawLen: wire.PacketBytes}, nil)
+	arrays = append(arrays, make([]byte, size))
+	d.ended(d.pull(1, arrays[2]), "")
+	want := sum(1, 1)
+	clear(want[wire.PacketBytes : 2*wire.PacketBytes])
+	for i, array := range arrays {
+		if !bytes.Equal(array, want) {
+			t.Errorf("array %d does not hold the sum", i)
+		}
+	}
+}
+
+func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
+	worker := newDesk(t, 0).ready(1)
+	server := Handler{Self: 8, Aggregator: NewAggregator([]uint32{9, 11}, worker, worker.Log)}
+	for _, c := range []struct {
+		what    string
+		handler *Handler
+		h       wire.Header
+	}{
+		{"a contribution to a worker", &worker.handler, wire.Header{Kind: wire.Contrib, RawLen: 4}},
+		{"zeros to a worker", &worker.handler, wire.Header{Kind: wire.Empty, RawLen: 4}},
+		{"a sum to a server", &server, wire.Header{Kind: wire.Sum, RawLen: 4}},
+		{"a list to a server", &server, wire.Header{Kind: wire.Missing, RawLen: 4}},
+		{"a contribution of a server", &server, wire.Header{Kind: wire.Contrib, RawLen: 4}},
+	} {
+		c.h.DType, c.h.Run = wire.Uint8, 1
+		var l transport.Landing
+		var err error
+		if c.h.Kind != wire.Empty {
+			c.h.WireLen = c.h.RawLen
+			l, err = c.handler.Place(10, &c.h)
+		}
+		if err == nil {
+			err = c.handler.Arrived(10, &c.h, l)
+		}
+		if err == nil {
+			t.Errorf("%s is taken", c.what)
+		}
+	}
+	if n := server.Aggregator.pool.Lent(); n != 0 {
+		t.Errorf("%d buffers are lent", n)
+	}
+}
+
+func TestMissingIsToldAndLogged(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	ticket := d.push(1, make([]byte, size))
+	told := wire.Header{Kind: wire.Missing, DType: wire.Uint8, Tensor: 1, Run: 1, Round: 1, RawLen: 8, WireLen: 8}
+	l, err := d.handler.Place(8, &told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := told
+	m, err := d.handler.Place(10, &other) // two connections may be in the middle of their lists
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(l.Bytes, "\x0b\x00\x00\x00\x0d\x00\x00\x00")
+	copy(m.Bytes, "\xff\xff\xff\xff\xff\xff\xff\xff")
+	if err := d.handler.Arrived(8, &told, l); err != nil {
+		t.Fatal(err)
+	}
+	d.explains(ticket, "key 1 round 1: the sums of 0 of 3 packets are here; missing: worker 1, worker 2")
+	if !strings.Contains(d.log.String(), `msg="no progress for 5 s" key=1 round=1 missing="worker 1, worker 2"`) {
+		t.Errorf("the log is %q", d.log.String())
+	}
+	d.log.Reset()
+	for what, h := range map[string]wire.Header{
+		"another round": {Tensor: 1, Round: 2}, "no such tensor": {Tensor: 77, Round: 1},
+	} {
+		h.Kind, h.RawLen = wire.Missing, 4
+		d.arrive(h, []byte{15, 0, 0, 0})
+		d.explains(ticket, "key 1 round 1: the sums of 0 of 3 packets are here; missing: worker 1, worker 2")
+		if d.log.Len() > 0 {
+			t.Errorf("%s is logged: %s", what, d.log.String())
+		}
+	}
+	d.letGo()
+	d.sums(1, 1)
+	next := d.push(1, make([]byte, size))
+	d.explains(next, "key 1 round 2: the sums of 0 of 3 packets are here")
+}
