@@ -9,7 +9,8 @@ import (
 // Releaser is told when memory that was lent to the transport is no longer used.
 type Releaser interface {
 	// Release is called exactly once, on a loop's thread or inside Send, with no
-	// lock of the transport held. It must not block.
+	// lock of the transport held. It must not block. One that sends anew has to
+	// stop when the peer is lost: a Send that drops releases before it returns.
 	Release()
 }
 

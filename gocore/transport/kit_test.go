@@ -69,7 +69,7 @@ type recorder struct {
 	place                func(peer uint32, h *wire.Header) (Landing, error)
 	arrived              func(a arrival) error // in place of keeping it; the payload is valid during the call
 	lost                 func(peer uint32, err error)
-	badPlace, badArrival error  // guarded by mu: what Place and Arrived answer
+	badPlace, badArrival error // guarded by mu: what Place and Arrived answer
 	mu                   sync.Mutex
 	arrivals             []arrival
 	ends                 map[uint32]error

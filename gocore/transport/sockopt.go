@@ -6,6 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// unsentBytes is how much of what it was given the kernel may have unsent before it
+// calls a socket full: half a batch.
+const unsentBytes = batchBytes / 2
+
 // control sets up a socket before it connects or listens: what it accepts inherits
 // it. Go's net package adds TCP_NODELAY and keep-alive.
 func (c *Config) control(_, _ string, raw syscall.RawConn) error {
@@ -16,8 +20,11 @@ func (c *Config) control(_, _ string, raw syscall.RawConn) error {
 		if e := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic"); e != nil {
 			c.Log.Debug("data plane: congestion control stays the system's", "wanted", "cubic", "error", e)
 		}
+		// What waits unsent in the kernel cannot be overtaken; this keeps it short of
+		// the buffer's size, which autotuning may bring to megabytes.
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes)
 		// Size of the buffers before the handshake: it fixes the window's scale.
-		if c.SendBuffer > 0 {
+		if c.SendBuffer > 0 && err == nil {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, c.SendBuffer)
 		}
 		if c.ReceiveBuffer > 0 && err == nil {
