@@ -167,6 +167,10 @@ func (t *Transport) establish(peer uint32, c *net.TCPConn) error {
 	if err != nil {
 		return fmt.Errorf("duplicate of the socket: %w", err)
 	}
+	if err := limitUnsent(fd); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("bound of unsent bytes: %w", err)
+	}
 	n := &conn{peer: peer, fd: fd, addr: c.RemoteAddr().String(), parser: parser{peer: peer}}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {

@@ -6,10 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unsentBytes is how much of what it was given the kernel may have unsent before it
-// calls a socket full: half a batch.
-const unsentBytes = batchBytes / 2
-
 // control sets up a socket before it connects or listens: what it accepts inherits
 // it. Go's net package adds TCP_NODELAY and keep-alive.
 func (c *Config) control(_, _ string, raw syscall.RawConn) error {
@@ -20,11 +16,8 @@ func (c *Config) control(_, _ string, raw syscall.RawConn) error {
 		if e := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic"); e != nil {
 			c.Log.Debug("data plane: congestion control stays the system's", "wanted", "cubic", "error", e)
 		}
-		// What waits unsent in the kernel cannot be overtaken; this keeps it short of
-		// the buffer's size, which autotuning may bring to megabytes.
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes)
 		// Size of the buffers before the handshake: it fixes the window's scale.
-		if c.SendBuffer > 0 && err == nil {
+		if c.SendBuffer > 0 {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, c.SendBuffer)
 		}
 		if c.ReceiveBuffer > 0 && err == nil {
@@ -35,4 +28,15 @@ func (c *Config) control(_, _ string, raw syscall.RawConn) error {
 		return e
 	}
 	return err
+}
+
+// unsentBytes is how much of what it was given the kernel may have unsent before it
+// calls a socket full: half a batch. What waits there cannot be overtaken, and
+// without a bound autotuning may bring it to megabytes.
+const unsentBytes = batchBytes / 2
+
+// limitUnsent sets the bound on an established socket; a listener's is not
+// inherited.
+func limitUnsent(fd int) error {
+	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes)
 }
