@@ -119,6 +119,9 @@ func (s *Scheduler) guest(node Member) int {
 func (s *Scheduler) admit(now time.Time, node Member) {
 	i := slices.IndexFunc(s.joiners, func(j *joiner) bool { return sameAddress(j.Member, node) })
 	if i < 0 {
+		if len(s.joiners) == 0 {
+			s.noted = now
+		}
 		i = len(s.joiners)
 		s.joiners = append(s.joiners, &joiner{})
 	}
@@ -171,7 +174,6 @@ func (s *Scheduler) tickJoin(now time.Time) {
 		return silent
 	})
 	if len(s.joiners) == 0 {
-		s.noted = now
 		return
 	}
 	if now.Sub(s.noticed) >= tickTime {

@@ -52,6 +52,7 @@ type script struct {
 	start     time.Time
 	token     [16]byte
 	out       strings.Builder
+	last      string // list of nodes, as it was sent last
 }
 
 func runScript(t *testing.T, text string) string {
@@ -75,11 +76,13 @@ func (s *script) command(line string) {
 	verb, words, values := parse(line)
 	switch verb {
 	case "cluster":
-		s.scheduler = NewScheduler(Config{
-			SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
-			Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
-			HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
-		}, s.token)
+		s.cluster(values)
+	case "up": // workers at w:1, w:2, ..., servers at s:1, s:2, ... have joined
+		for role, n := range map[string]int{"worker": number(values["workers"], 0), "server": number(values["servers"], 0)} {
+			for i := range n {
+				s.scheduler.Step(s.now, 0, s.joinMessage([]string{role, fmt.Sprintf("%c:%d", role[0], i+1)}, values))
+			}
+		}
 	case "join":
 		s.step(values, 0, s.joinMessage(words, values))
 	case "barrier":
@@ -106,6 +109,14 @@ func (s *script) command(line string) {
 	default:
 		s.t.Fatalf("unknown command %q", line)
 	}
+}
+
+func (s *script) cluster(values map[string]string) {
+	s.scheduler = NewScheduler(Config{
+		SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
+		Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
+		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
+	}, s.token)
 }
 
 func (s *script) joinMessage(words []string, values map[string]string) *pspb.Meta {
@@ -161,6 +172,12 @@ func (s *script) print(actions []Action) {
 				text = strings.Replace(text, ":", " (no token):", 1)
 			}
 			text = strings.Replace(text, mark, "", 1)
+			if _, list, found := strings.Cut(text, ": control:{cmd:2 "); found {
+				if list == s.last {
+					text = strings.Replace(text, list, "the same}", 1)
+				}
+				s.last = list
+			}
 			if send.ID > 0 {
 				text = strings.Replace(text, "send "+strconv.Itoa(send.ID), "send "+Name(send.ID), 1)
 			}
