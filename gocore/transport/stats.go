@@ -4,14 +4,17 @@ import "sync/atomic"
 
 // Stats counts what the data plane did since Listen.
 type Stats struct {
-	BytesSent, BytesReceived     uint64 // of payload, without what this node sent to itself
-	PacketsSent, PacketsReceived uint64 // whole ones, Goodbyes left out of the second
-	PacketsLocal                 uint64 // that this node sent to itself
-	Writes, Reads                uint64 // system calls that move data
-	Wakeups                      uint64 // times that a loop was woken out of its sleep
-	Rejected                     uint64 // handshakes that were refused, rubbish, or too slow
-	Malformed                    uint64 // connections closed for what came on them
-	Dropped                      uint64 // runs sent to a peer that has no connection, or whose connection ended first
+	BytesSent       uint64 `json:"bytes_sent"`       // of payload, without what this node sent to itself
+	BytesReceived   uint64 `json:"bytes_received"`   // likewise
+	PacketsSent     uint64 `json:"packets_sent"`     // whole ones
+	PacketsReceived uint64 `json:"packets_received"` // whole ones, Goodbyes left out
+	PacketsLocal    uint64 `json:"packets_local"`    // that this node sent to itself
+	Writes          uint64 `json:"writes"`           // system calls that move data
+	Reads           uint64 `json:"reads"`            // likewise
+	Wakeups         uint64 `json:"wakeups"`          // times that a loop was woken out of its sleep
+	Rejected        uint64 `json:"rejected"`         // handshakes that were refused, rubbish, or too slow
+	Malformed       uint64 `json:"malformed"`        // connections closed for what came on them
+	Dropped         uint64 `json:"dropped"`          // runs sent to a peer that has no connection, or whose connection ended first
 }
 
 type counters struct {
