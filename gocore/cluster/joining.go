@@ -127,11 +127,10 @@ func (s *Scheduler) admit(now time.Time, node Member) {
 	}
 	j := s.joiners[i]
 	j.Member, j.heard = node, now
-	if j.guest == 0 && node.Protocol > 0 {
+	// The last joiner gets its id at once, on a connection that has this one's name.
+	if j.guest == 0 && node.Protocol > 0 && s.missingJoiners() != nil {
 		j.guest = s.guest(node)
-		if s.missingJoiners() != nil {
-			s.tellJoiner(j)
-		}
+		s.tellJoiner(j)
 	}
 }
 
