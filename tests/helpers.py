@@ -1,10 +1,16 @@
 """What the test modules share, and the functions that run in worker processes."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 from multiprocessing.connection import Client, Listener
 
 import numpy as np
+
+import fptps
+from fptps.launch import HOST, reserved_port
 
 try:
     import ml_dtypes
@@ -113,3 +119,31 @@ def in_threads(*functions):
         if error is not None:
             raise error
     return [value for value, _ in results]
+
+
+@contextlib.contextmanager
+def running_scheduler(workers, servers=0, exit_code=0):
+    """A scheduler's process, which has to end with that code; gives its address."""
+    with reserved_port() as port:
+        host = {"DMLC_PS_ROOT_URI": HOST, "DMLC_PS_ROOT_PORT": str(port)}
+        numbers = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers)}
+        command = [sys.executable, "-m", "fptps", "scheduler"]
+        process = subprocess.Popen(command, env={**os.environ, **host, **numbers})
+        try:
+            yield f"{HOST}:{port}"
+            assert process.wait(30) == exit_code
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def workers_of_one_process(count, timeout=60.0):
+    """All workers of a cluster without servers, by rank, in this process."""
+    with running_scheduler(count) as scheduler:
+        workers = in_threads(*[lambda: fptps.KVWorker(scheduler, count, 0, timeout)] * count)
+        workers.sort(key=lambda kv: kv.rank)
+        try:
+            yield workers
+        finally:
+            in_threads(*[kv.close for kv in workers])

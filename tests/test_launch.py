@@ -203,21 +203,30 @@ def test_commands():
     assert again[0].environment["FPTPS_TOKEN"] != commands[0].environment["FPTPS_TOKEN"]
 
 
-def test_ending_after_grace():
-    ending = Ending(grace=5)
+def test_ending_by_itself():
+    ending = Ending()
     assert ending.due(0) is None
-    ending.expect(10)
-    ending.expect(14)  # the first counts
+    ending.expect(10, seconds=5)
+    ending.expect(14, seconds=5)  # the first end counts
     assert ending.due(14.9) is None
     assert ending.due(15) == signal.SIGTERM
+    ending.expect(15, seconds=0)  # too late to ask again
     assert ending.due(15) is None
     assert ending.due(15 + KILL_S) == signal.SIGKILL
     assert ending.due(15 + 2 * KILL_S) == signal.SIGKILL  # until none is left
 
 
+def test_ending_sooner():
+    ending = Ending()
+    ending.expect(10, seconds=5)
+    ending.expect(11, seconds=2)
+    assert ending.due(12.9) is None
+    assert ending.due(13) == signal.SIGTERM
+
+
 def test_ending_by_order():
-    ending = Ending(grace=5)
-    ending.expect(10)
+    ending = Ending()
+    ending.expect(10, seconds=5)
     ending.stop(11, signal.SIGINT)
     assert ending.due(11) == signal.SIGINT
     ending.stop(12, signal.SIGINT)

@@ -22,7 +22,9 @@ from .output import LineSplitter, Printer
 
 HOST: Final = "127.0.0.1"
 GRACE_S: Final = 5.0
-"""How long processes may take to end by themselves once one has failed, or all workers have ended."""
+"""How long processes may take to end by themselves once one has failed."""
+DONE_S: Final = 2.0
+"""How long the scheduler and servers may take to end by themselves once all workers have ended: they left together."""
 KILL_S: Final = 3.0
 """How long they may take after a signal, before SIGKILL."""
 DRAIN_S: Final = 1.0
@@ -124,27 +126,28 @@ def cluster_commands(
 class Ending:
     """Decides when processes that have not ended get which signal. Pure: the time is an argument."""
 
-    def __init__(self, grace: float = GRACE_S) -> None:
-        self._grace = grace
-        self._plan: list[tuple[float, int]] = []
+    def __init__(self) -> None:
+        self._plan: list[tuple[float, int]] = []  # when comes which signal, in this order
+        self._begun = False
         self._stopped = False
 
-    def expect(self, now: float) -> None:
-        """All should end by themselves from now on: one has failed, or the work is done."""
-        if not self._plan:
-            end = now + self._grace
+    def expect(self, now: float, seconds: float) -> None:
+        """All should end by themselves within that time: one has failed, or the work is done."""
+        end = now + seconds
+        if not self._begun and (not self._plan or end < self._plan[0][0]):
             self._plan = [(end, signal.SIGTERM), (end + KILL_S, signal.SIGKILL)]
 
     def stop(self, now: float, number: int) -> None:
         """All are to end now, by this signal; a second time: at once."""
         self._plan = [(now, signal.SIGKILL)] if self._stopped else [(now, number), (now + KILL_S, signal.SIGKILL)]
-        self._stopped = True
+        self._begun = self._stopped = True
 
     def due(self, now: float) -> int | None:
         """The signal to send now, if any."""
         number = None
         while self._plan and self._plan[0][0] <= now:
             number = self._plan.pop(0)[1]
+            self._begun = True
         if number is not None and not self._plan:
             self._plan = [(now + KILL_S, signal.SIGKILL)]  # until none is left
         return number
@@ -171,7 +174,8 @@ class Supervisor:
         self._started = started or threading.Event()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: list[Process] = []  # in the order in which they ended
-        self._ending = Ending(grace)
+        self._ending = Ending()
+        self._grace = grace
         self._requests: collections.deque[int] = collections.deque()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -267,9 +271,9 @@ class Supervisor:
         for process in self.processes:
             if self._reap(process) and process.returncode and not process.asked:
                 self._tell(f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}")
-                self._ending.expect(now)
+                self._ending.expect(now, self._grace)
         if all(p.returncode is not None for p in self.processes if p.role == "worker"):
-            self._ending.expect(now)
+            self._ending.expect(now, min(self._grace, DONE_S))
         due = self._ending.due(now)
         if due is not None and self._running:
             if self.stopped_by is None:

@@ -1,0 +1,144 @@
+"""The command `fptps`, as a user types it."""
+
+import importlib.metadata
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import in_threads
+
+import fptps
+
+FPTPS = [sys.executable, "-m", "fptps"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+TRAIN = """
+import sys
+import numpy as np
+import fptps
+
+with fptps.KVWorker() as kv:
+    kv.init(0, np.zeros(4))
+    print("rank", kv.rank, "sum", kv.push_pull(0, np.full(4, kv.rank + 1.0)).wait()[0], *sys.argv[1:])
+"""
+
+
+def fptps_command(*arguments, **options):
+    """Runs the command to its end."""
+    command = [*FPTPS, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_run(tmp_path, dashes):
+    train = tmp_path / "train.py"
+    train.write_text(TRAIN)
+    done = fptps_command("run", "-n", 2, "-s", 1, *dashes, sys.executable, train, "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[worker {r}] rank {r} sum 3.0 --epochs 3" for r in range(2)]
+
+
+@pytest.mark.parametrize(("code", "returncode"), [("import sys; sys.exit(7)", 7), ("import os; os.abort()", 134)])
+def test_run_has_the_exit_code_of_the_worst(code, returncode):
+    done = fptps_command("run", "-n", 1, sys.executable, "-c", code)
+    assert done.returncode == returncode
+    assert re.search(r"^fptps: worker 0 \(pid \d+\) ", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_every_process(gate, number):
+    code = f"import fptps, helpers\nwith fptps.KVWorker() as kv: helpers.pass_gate({gate.address!r})"
+    command = [*FPTPS, "run", "-n", "2", "-s", "1", sys.executable, "-c", code]
+    running = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    gate.wait(2)
+    children = descendants(running.pid)
+    assert len(children) == 4
+    running.send_signal(number)
+    running.communicate(timeout=30)
+    assert running.returncode == 128 + number
+    gate.wait_for_the_end()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def descendants(pid):
+    """The children of a process."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_nodes_by_hand():
+    """A cluster that is started command by command, as on several machines."""
+    from fptps.launch import reserved_port
+
+    with reserved_port() as port:
+        options = ["--host", "127.0.0.1", "--port", port, "--workers", 2, "--servers", 1]
+        work = (
+            "import sys, fptps, numpy\n"
+            f"with fptps.KVWorker('127.0.0.1:{port}', 2, 1) as kv:\n"
+            "    kv.init(1, numpy.ones(3)); assert kv.push_pull(1, numpy.ones(3)).wait()[2] == 2\n"
+        )
+        worker = subprocess.run
+        done = in_threads(
+            lambda: fptps_command("scheduler", *options),
+            lambda: fptps_command("server", *options),
+            *[lambda: worker([sys.executable, "-c", work], env=ENVIRONMENT, timeout=60, check=True)] * 2,
+        )
+    assert [each.returncode for each in done] == [0] * 4, [each.stderr for each in done]
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_node_without_settings(role):
+    done = fptps_command(role)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"fptps {role}: .*DMLC_NUM_WORKER.*\n", done.stderr)
+
+
+def test_server_without_a_scheduler(monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "FPTPS_TIMEOUT", "0.5")
+    done = fptps_command("server", "--host", "127.0.0.1", "--port", 1, "-n", 1, "-s", 1)
+    assert done.returncode == 1
+    assert re.search(r"^fptps server: .*127\.0\.0\.1:1\b", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_scheduler_ends_by_signals(number):
+    from fptps.launch import reserved_port
+
+    with reserved_port() as port:
+        options = ["--host", "127.0.0.1", "--port", str(port), "-n", "1", "-s", "0"]
+        running = subprocess.Popen([*FPTPS, "scheduler", *options], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        listening(port)
+        running.send_signal(number)
+        _, err = running.communicate(timeout=30)
+    assert running.returncode == 128 + number
+    assert f"fptps scheduler: ended by {signal.Signals(number).name}" in err
+
+
+def listening(port):
+    """Waits until somebody listens on a port."""
+    import contextlib
+    import socket
+
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+
+
+def test_version_and_help():
+    version = importlib.metadata.version("fptps")
+    assert fptps_command("--version").stdout == f"fptps {version}\n"
+    assert fptps.__version__ == version
+    for command in ([], ["run"], ["scheduler"], ["server"]):
+        done = fptps_command(*command, "--help")
+        assert done.returncode == 0
+        assert "Usage: " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", "-n", "0", "true"], ["run", "-s", "-1", "true"], ["nonsense"]])
+def test_wrong_usage(arguments):
+    done = fptps_command(*arguments)
+    assert done.returncode == 2
+    assert "Usage: " in done.stderr

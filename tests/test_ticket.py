@@ -1,0 +1,231 @@
+"""fptps.Ticket: every way to wait, and what happens when nothing comes."""
+
+import asyncio
+import gc
+import math
+import os
+import signal
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from helpers import in_threads
+
+import fptps
+
+
+def init(pair, key, array):
+    """Declares a tensor on both workers."""
+    in_threads(*(lambda kv=kv: kv.init(key, array) for kv in pair))
+
+
+@pytest.fixture
+def pending(pair, key):
+    """A push_pull that waits for the other worker, and a function that lets it go on."""
+    one, two = pair
+    a = np.full(4, 1.0, np.float32)
+    init(pair, key, a)
+    ticket = one.push_pull(key, a, out=np.zeros_like(a))
+
+    def go_on():
+        two.push_pull(key, a * 10).wait()
+
+    yield ticket, go_on
+    if not ticket.done():
+        go_on()
+        ticket.wait()
+
+
+SUM = [11.0] * 4
+
+
+def test_wait(pending):
+    ticket, go_on = pending
+    assert not ticket.done()
+    with pytest.raises(fptps.BusyError, match=r"not done: key \d+ round 1"):
+        ticket.result()
+    with pytest.raises(fptps.TimeoutError, match=r"key \d+ round 1"):
+        ticket.wait(0)
+    with pytest.raises(TimeoutError, match=r"key \d+ round 1"):
+        ticket.wait(0.01)
+    go_on()
+    out = ticket.wait()
+    assert out.tolist() == SUM
+    assert ticket.wait(0) is out
+    assert ticket.wait(math.inf) is out
+    assert ticket.result() is out
+    assert ticket.done()
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, -math.inf])
+def test_timeouts_that_make_no_sense(pending, timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        pending[0].wait(timeout)
+
+
+def test_push_has_no_result(pair, key):
+    a = np.ones(3)
+    init(pair, key, a)
+    tickets = [kv.push(key, a) for kv in pair]
+    assert [ticket.wait() for ticket in tickets] == [None, None]
+
+
+def test_many_threads_wait_for_one_ticket(pending):
+    ticket, go_on = pending
+    results = in_threads(*[ticket.wait] * 5, *[lambda: asyncio.run(once(ticket))] * 2, go_on)[:-1]
+    assert all(result is ticket.result() for result in results)
+
+
+async def once(ticket):
+    """Awaits a ticket."""
+    return await ticket
+
+
+def test_await(pending):
+    ticket, go_on = pending
+
+    async def main():
+        waiting = [asyncio.ensure_future(once(ticket)) for _ in range(3)]
+        await asyncio.sleep(0)  # lets them begin
+        await asyncio.get_running_loop().run_in_executor(None, go_on)
+        return await asyncio.gather(*waiting, once(ticket))
+
+    assert all(result.tolist() == SUM for result in asyncio.run(main()))
+
+
+def test_await_in_many_loops(pair, key):
+    one, two = pair
+    a = np.ones(2, np.int32)
+    keys = [10**6 + 10 * key + i for i in range(4)]
+    for each in keys:
+        init(pair, each, a)
+    begun = threading.Barrier(len(keys) + 1)
+
+    def loop_of(each):
+        async def main():
+            waiting = asyncio.ensure_future(once(one.push_pull(each, a.copy())))
+            await asyncio.sleep(0)
+            begun.wait()
+            return await waiting
+
+        return lambda: asyncio.run(main())
+
+    def other():
+        begun.wait()
+        for each in keys:
+            two.push_pull(each, a).wait()
+
+    results = in_threads(*map(loop_of, keys), other)[:-1]
+    assert [result.tolist() for result in results] == [[2, 2]] * len(keys)
+
+
+def test_await_that_is_cancelled_leaves_the_ticket_valid(pending):
+    ticket, go_on = pending
+
+    async def main():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(once(ticket), 0.01)
+
+    asyncio.run(main())
+    go_on()
+    assert ticket.wait().tolist() == SUM
+
+
+def test_await_has_the_timeout_of_the_worker(pair, pending, monkeypatch):
+    monkeypatch.setattr(pair[0], "_timeout", 0.01)
+    with pytest.raises(fptps.TimeoutError, match="round 1"):
+        asyncio.run(once(pending[0]))
+
+
+def test_no_descriptor_is_left(pending):
+    ticket, _ = pending
+    asyncio.run(once_with_timeout(ticket))
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        asyncio.run(once_with_timeout(ticket))
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+async def once_with_timeout(ticket):
+    """Awaits a ticket that does not come."""
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(once(ticket), 0.001)
+
+
+def test_ctrl_c_ends_a_wait(pending):
+    ticket, go_on = pending
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ticket.wait()
+    timer.join()
+    go_on()
+    assert ticket.wait().tolist() == SUM
+
+
+class Tracked(np.ndarray):
+    """An array that says whether it is alive."""
+
+
+def test_arrays_live_until_their_ticket_is_done(pair, key):
+    one, two = pair
+    init(pair, key, np.zeros(1000))
+    a, out = (np.ones(1000).view(Tracked) for _ in range(2))
+    alive = [weakref.ref(a), weakref.ref(out)]
+    one.push_pull(key, a, out=out)
+    del a, out
+    gc.collect()
+    assert all(array() is not None for array in alive)
+    two.push_pull(key, np.ones(1000)).wait()
+    # The next submissions let go of what has ended since.
+    while any(array() is not None for array in alive):
+        in_threads(*[kv.barrier for kv in pair])
+
+
+def test_ticket_lets_go_of_what_it_does_not_return(pair, key):
+    init(pair, key, np.zeros(10))
+    a = np.ones(10).view(Tracked)
+    alive = weakref.ref(a)
+    tickets = [pair[0].push(key, a), pair[1].push(key, np.ones(10))]
+    for ticket in tickets:
+        ticket.wait()
+    del a
+    gc.collect()
+    assert alive() is None
+    assert tickets[0].done()
+
+
+def test_wait_is_counted(pair, pending):
+    before = pair[0].stats()["wait_s"]
+    with pytest.raises(fptps.TimeoutError):
+        pending[0].wait(0.05)
+    assert pair[0].stats()["wait_s"] >= before + 0.05
+
+
+def test_repr(pending):
+    ticket, go_on = pending
+    assert repr(ticket) == "<fptps.Ticket under way>"
+    go_on()
+    ticket.wait()
+    assert repr(ticket) == "<fptps.Ticket done>"
+
+
+def test_interpreter_ends_with_tickets_under_way(capsys):
+    def work():
+        kv = sys.modules["__main__"].kept = fptps.KVWorker()  # lives until the interpreter ends
+        a = np.ones(1 << 20)
+        kv.init(0, a)
+        if kv.rank == 1:
+            kv.barrier()
+        ticket = kv.push_pull(0, a)
+        threading.Thread(target=ticket.wait, daemon=True).start()
+        sys.exit(3)
+
+    with fptps.LocalCluster(2, 0).start(work) as run:
+        left, lost = run.outcomes()
+    assert isinstance(left.error, SystemExit)
+    assert run.process("worker", 0).returncode == 3
+    assert isinstance(lost.error, fptps.NodeLostError)
+    assert "was not closed: the other nodes see it as lost" in capsys.readouterr().err
