@@ -150,7 +150,10 @@ func (d *desk) sums(key, round uint64, packets ...uint32) {
 // arrive brings one packet as the transport does.
 func (d *desk) arrive(h wire.Header, payload []byte) {
 	d.t.Helper()
-	h.Run, h.DType, h.WireLen = 1, wire.Uint8, uint32(len(payload))
+	h.Run, h.WireLen = 1, uint32(len(payload))
+	if h.DType == 0 {
+		h.DType = wire.Uint8
+	}
 	var l transport.Landing
 	if payload != nil {
 		var err error

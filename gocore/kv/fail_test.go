@@ -189,6 +189,23 @@ func TestReleaseWhileSumsArrive(t *testing.T) {
 	}
 }
 
+// TestReleaseAndSumAtOnce: the last release has been counted but does not have the
+// lock yet when the last sum ends the operation: it ends once.
+func TestReleaseAndSumAtOnce(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	push := d.push(1, make([]byte, size))
+	d.sums(1, 1, 0, 1)
+	o := d.mu.byKey[1].active
+	o.queued.Add(-1) // Release, up to the lock
+	d.sums(1, 1, 2)
+	d.ended(push, "")
+	o.queued.Add(1)
+	d.letGo() // Release, from the lock on
+	if id := d.Tickets.Reap(); id != 0 {
+		t.Errorf("ticket %d has ended again", id)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	pending := d.must(d.Init(2, wire.Uint8, make([]byte, size)))

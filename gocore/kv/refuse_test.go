@@ -150,6 +150,25 @@ func TestArrayIsFreeWithItsTicket(t *testing.T) {
 	}
 }
 
+// TestPullCopiesWhenItsPushEnds: the push of an array ends while a pull copies into
+// it; it is the pull's alone then.
+func TestPullCopiesWhenItsPushEnds(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	array := make([]byte, size)
+	push := d.push(1, array)
+	d.sums(1, 1)
+	if err := d.mu.flights.take(1, array, nil, d.mu.byKey[1].last); err != nil { // a pull begins to copy
+		t.Fatal(err)
+	}
+	d.letGo()
+	d.ended(push, "")
+	other, err := d.Pull(1, wire.Uint8, array)
+	d.refused(fault.Busy, other, err)
+	d.mu.flights.leave(array, nil) // and has copied
+	d.ended(d.pull(1, array), "")
+	d.holds(array, 1, 1)
+}
+
 // TestRefusals: what the arguments forbid, with its code; nothing changes.
 func TestRefusals(t *testing.T) {
 	const key, unknown, pending = 1, 3, 2

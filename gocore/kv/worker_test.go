@@ -2,7 +2,7 @@ package kv
 
 import (
 	"bytes"
-	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -176,50 +176,53 @@ func TestPushWaitsForReaders(t *testing.T) {
 	}
 }
 
-// TestPullsWhilePushing: pulls on other threads than the pushes; each sees one
-// whole sum. Under the race detector, no sum is written while it is copied.
+// TestPullsWhilePushing: a pull on another thread than the push that comes at the
+// same time; the tensor is large, so that the push often finds the pull copying. The
+// pull sees one whole sum.
 func TestPullsWhilePushing(t *testing.T) {
-	d := newDesk(t, 0).ready(1)
-	stop, ended := make(chan bool), make(chan error)
-	go func() {
-		array := make([]byte, size)
-		for {
-			select {
-			case <-stop:
-				ended <- nil
-				return
-			default:
-			}
-			ticket, err := d.Pull(1, wire.Uint8, array)
-			if err != nil {
-				ended <- err
-				return
-			}
-			<-ticket.done
-			if n := array[size-1] - 2; array[0] != n || array[wire.PacketBytes] != n+1 || array[2*wire.PacketBytes-1] != n+1 {
-				ended <- fmt.Errorf("parts of different sums: %d %d %d", array[0], array[wire.PacketBytes], array[size-1])
-				return
+	const packets, rounds = 128, 40
+	d := newDesk(t, 0)
+	d.Plane = sender(func(_ uint32, m transport.Outgoing) { m.Owner.Release() })
+	array, out := make([]byte, packets*wire.PacketBytes), make([]byte, packets*wire.PacketBytes)
+	sums := func(round uint64) {
+		for p := range uint32(packets) {
+			h := wire.Header{Kind: wire.Sum, DType: wire.Uint8, Tensor: 1, Packet: p, Round: round, RawLen: wire.PacketBytes}
+			if region := d.place(&h); region != nil { // nil while the round waits for the pull
+				region[0], region[wire.PacketBytes-1] = byte(round), byte(round)
+				d.Worker.sum(&h, region)
 			}
 		}
+	}
+	d.must(d.Init(1, wire.Uint8, array))
+	d.declare(1, nil)
+	sums(0)
+	pulling, pulled := make(chan uint64), make(chan bool)
+	go func() {
+		for round := range pulling {
+			if ticket, err := d.Pull(1, wire.Uint8, out); err != nil {
+				t.Error(err)
+			} else {
+				<-ticket.done
+			}
+			for i := range out { // the push came first, or the pull did
+				if edge := i % wire.PacketBytes; (edge == 0 || edge == wire.PacketBytes-1) && (out[i] != out[0] || out[i] != byte(round) && out[i] != byte(round-1)) {
+					t.Errorf("round %d: byte %d is of round %d, the first of %d", round, i, out[i], out[0])
+					break
+				}
+			}
+			pulled <- true
+		}
 	}()
-	array := make([]byte, size)
-	for round := range uint64(100) {
-		ticket := make(chan struct{})
-		d.Plane = sender(func(_ uint32, m transport.Outgoing) {
-			go func() { // the transport's thread
-				m.Owner.Release()
-				d.sums(1, round+1)
-				close(ticket)
-			}()
-		})
-		push := d.push(1, array)
-		<-ticket
-		<-push.done
+	for round := range uint64(rounds) {
+		pulling <- round + 1
+		push := d.must(d.Push(1, wire.Uint8, array, wire.OpSum, 0))
+		for !push.Done() {
+			sums(round + 1)
+			runtime.Gosched()
+		}
+		<-pulled
 	}
-	close(stop)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	close(pulling)
 }
 
 // sender is a data plane that is one function.
@@ -299,6 +302,7 @@ func TestUnwantedSumsAreDropped(t *testing.T) {
 		"no such packet":   {Tensor: 1, Round: 1, Packet: 3},
 		"a far packet":     {Tensor: 1, Round: 1, Packet: 1 << 24},
 		"another length":   {Tensor: 1, Round: 1, Packet: 2},
+		"another type":     {Tensor: 1, Round: 1, Packet: 1, DType: wire.Int8},
 		"no such tensor":   {Tensor: 2, Round: 1, Packet: 1},
 		"another tensor's": {Tensor: 1<<24 - 1, Round: 1, Packet: 1},
 	} {

@@ -73,7 +73,7 @@ type owner struct{ released atomic.Int32 }
 
 func (o *owner) Release() { o.released.Add(1) }
 
-// run is a tensor of so many packets; data has no pattern that a wrong cut repeats.
+// outgoing is a tensor of so many packets; its data has no pattern that a wrong cut repeats.
 func outgoing(tensor uint32, packets int) (transport.Outgoing, *owner) {
 	rng := rand.New(rand.NewPCG(uint64(tensor), 0))
 	m := transport.Outgoing{Header: wire.Header{Kind: wire.Contrib, DType: wire.Uint8, Tensor: tensor, Packet: 2, Run: 1}}
@@ -163,7 +163,11 @@ func TestCloseReleases(t *testing.T) {
 		net := New(nil)
 		inside, leave := make(chan bool), make(chan bool)
 		a := &node{t: t}
+		var owners []*owner
 		a.arrive = func(h *wire.Header) error {
+			if owners[h.Tensor].released.Load() != 0 {
+				t.Errorf("the owner of tensor %d is released before the handler has its packet %d", h.Tensor, h.Packet)
+			}
 			if h.Tensor == 1 && h.Packet == 3 {
 				close(inside)
 				<-leave
@@ -171,11 +175,11 @@ func TestCloseReleases(t *testing.T) {
 			return nil
 		}
 		plane := a.join(net, 1)
-		var owners []*owner
 		send := func(to uint32, packets int) {
 			m, o := outgoing(uint32(len(owners)), packets)
 			owners = append(owners, o)
 			plane.Send(to, m)
+			synctest.Wait()
 		}
 		send(1, 1) // delivered
 		send(1, 4) // in the middle of it
