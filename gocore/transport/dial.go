@@ -30,8 +30,12 @@ func (t *Transport) Dial(ctx context.Context, peer uint32, incarnation uint64, a
 		return fault.New(fault.Connect, "cannot connect to %s at %s: %s", name(peer), addr, reason)
 	}
 	defer t.unreserve(peer)
+	var last error // why an attempt failed, other than by the end of ctx if possible
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
 		err := t.attempt(ctx, peer, incarnation, addr)
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		var refusal *refusal
 		switch {
 		case err == nil:
@@ -43,7 +47,7 @@ func (t *Transport) Dial(ctx context.Context, peer uint32, incarnation uint64, a
 		case <-t.stopping:
 			return t.closedError()
 		case <-ctx.Done():
-			return fault.New(fault.Connect, "no data connection with %s at %s: %v (last: %v)", name(peer), addr, ctx.Err(), err)
+			return fault.New(fault.Connect, "no data connection with %s at %s: %v (last: %v)", name(peer), addr, ctx.Err(), last)
 		case <-time.After(wait):
 		}
 	}

@@ -211,6 +211,9 @@ func TestCrowdOfSilentConnections(t *testing.T) {
 	if err := worker.Dial(ctx, 8, incarnation(8), server.addr()); err != nil {
 		t.Fatal(err)
 	}
+	if err := server.Await(ctx, []uint32{9}); err != nil {
+		t.Fatal(err)
+	}
 	server.accepting.mu.Lock()
 	if n := len(server.accepting.conns); n > maxPending {
 		t.Errorf("%d handshakes pending", n)
