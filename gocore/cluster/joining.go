@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/subtle"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -45,11 +46,18 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, m *pspb.Meta) {
 		return
 	}
 	if reason := s.refusal(node, m.GetJoin()); reason != "" {
-		s.refuse(node, reason)
+		// A stranger is answered at a plain address only: looking up a name of its
+		// choice could take the van's time.
+		tell := s.knowsSecret(m.GetJoin()) || net.ParseIP(node.Host) != nil
+		s.refuse(node, reason, tell)
 		return
 	}
 	s.admit(now, node)
 	s.assign(now)
+}
+
+func (s *Scheduler) knowsSecret(join *pspb.Join) bool {
+	return subtle.ConstantTimeCompare([]byte(join.GetSecret()), []byte(s.c.Secret)) == 1
 }
 
 func (s *Scheduler) isMember(node Member) bool {
@@ -70,7 +78,7 @@ func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 	same := func(j *joiner) bool { return j.Role == node.Role && !sameAddress(j.Member, node) }
 	others := len(slices.DeleteFunc(slices.Clone(s.joiners), func(j *joiner) bool { return !same(j) }))
 	switch {
-	case subtle.ConstantTimeCompare([]byte(join.GetSecret()), []byte(s.c.Secret)) == 0:
+	case !s.knowsSecret(join):
 		return "it has another FPTPS_TOKEN than the scheduler: set the same one everywhere"
 	case node.Protocol != 0 && node.Protocol != Protocol:
 		return fmt.Sprintf("it speaks version %d of fptps's protocol, the scheduler version %d: install the same fptps everywhere", node.Protocol, Protocol)
@@ -90,14 +98,14 @@ func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 }
 
 // refuse tells a joiner why it is turned away; a ps-lite program cannot be told.
-func (s *Scheduler) refuse(node Member, reason string) {
+func (s *Scheduler) refuse(node Member, reason string, tell bool) {
 	s.counts.Refused++
 	who := fmt.Sprintf("%v at %s:%d", node.Role, node.Host, node.Port)
 	if key := "refused " + node.Host; !s.strays[key] && len(s.strays) < maxStrays {
 		s.strays[key] = true
 		s.do(Note{Text: fmt.Sprintf("refused the %s: %s (more refusals of that host are counted only)", who, reason)})
 	}
-	if node.Protocol == 0 || s.asked >= maxRefusals {
+	if !tell || node.Protocol == 0 || s.asked >= maxRefusals {
 		return
 	}
 	s.asked++
@@ -197,6 +205,7 @@ func (s *Scheduler) assign(now time.Time) {
 		return
 	}
 	slices.SortFunc(s.joiners, func(a, b *joiner) int {
+		// Place 0, any, less 1 is the largest number there is.
 		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), strings.Compare(a.Host, b.Host), a.Port-b.Port)
 	})
 	next := map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}

@@ -21,13 +21,13 @@ type handler interface {
 // loop is the one goroutine on which a Postoffice or a Runner lives, and the one
 // that receives for it. State that it alone touches needs no lock.
 type loop struct {
-	van   van.Van
-	inbox chan *van.Envelope
-	wake  chan struct{} // holds one: calls are waiting
-	quit  chan struct{}
-	once  sync.Once
-	both  sync.WaitGroup // the two goroutines
-	mu    struct {
+	van            van.Van
+	inbox          chan *van.Envelope
+	wake           chan struct{} // holds one: calls are waiting
+	quit           chan struct{}
+	once           sync.Once
+	runs, receives sync.WaitGroup // its goroutines
+	mu             struct {
 		sync.Mutex
 		calls  []func()
 		broken error // why Receive ended
@@ -38,14 +38,14 @@ type loop struct {
 // newLoop starts to receive; run starts the rest.
 func newLoop(v van.Van) *loop {
 	l := &loop{van: v, inbox: make(chan *van.Envelope), wake: make(chan struct{}, 1), quit: make(chan struct{})}
-	l.both.Add(1)
+	l.receives.Add(1)
 	go l.receive()
 	return l
 }
 
 // receive hands every message to the loop. It ends with the van.
 func (l *loop) receive() {
-	defer l.both.Done()
+	defer l.receives.Done()
 	defer func() {
 		if r := recover(); r != nil {
 			l.breakDown(fault.New(fault.Internal, "control plane: panic: %v\n%s", r, debug.Stack()))
@@ -75,9 +75,9 @@ func (l *loop) breakDown(err error) {
 
 // run drives h until close, or until something breaks.
 func (l *loop) run(h handler) {
-	l.both.Add(1)
+	l.runs.Add(1)
 	go func() {
-		defer l.both.Done()
+		defer l.runs.Done()
 		err := l.guard(func() { l.turn(h) })
 		if err == nil {
 			l.mu.Lock()
@@ -168,6 +168,7 @@ func (l *loop) stop() { l.once.Do(func() { close(l.quit) }) }
 // close ends the loop and the van. On return nothing runs any more.
 func (l *loop) close() {
 	l.stop()
+	l.runs.Wait()
 	l.van.Close()
-	l.both.Wait()
+	l.receives.Wait()
 }

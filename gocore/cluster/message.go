@@ -108,7 +108,8 @@ func viewOf(m *pspb.Meta, me Member) (View, error) {
 		}
 		seen[member.ID] = true
 		v.Members = append(v.Members, member)
-		if member.Host == me.Host && member.Port == me.Port && member.Role == me.Role && member.Incarnation == me.Incarnation {
+		mine := member.Incarnation == me.Incarnation || member.Protocol == 0 // ps-lite's scheduler passes on what it knows
+		if sameAddress(member, me) && member.Role == me.Role && mine {
 			v.Self = member.ID
 		}
 	}

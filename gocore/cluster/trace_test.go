@@ -125,7 +125,7 @@ func (s *script) joinMessage(words []string, values map[string]string) *pspb.Met
 	m := Member{
 		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
 		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: uint32(number(values["share"], 1)),
-		Protocol: uint32(number(values["protocol"], Protocol)),
+		Place: uint32(number(values["place"], 0)), Protocol: uint32(number(values["protocol"], Protocol)),
 	}
 	c := Config{
 		Secret:  values["secret"],

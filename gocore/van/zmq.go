@@ -50,6 +50,7 @@ type zmqVan struct {
 	rejects *rejects
 	closing atomic.Bool
 	once    sync.Once
+	queue   int // messages kept for one node
 
 	sent, received atomic.Uint64
 
@@ -75,7 +76,7 @@ func NewZMQ(log *slog.Logger) (Van, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting ZeroMQ: %w", err)
 	}
-	v := &zmqVan{log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller()}
+	v := &zmqVan{log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller(), queue: sendQueue}
 	v.mu.dealers = map[int]*zmq.Socket{}
 	if err := v.open(); err != nil {
 		v.Close()
@@ -180,7 +181,7 @@ func (v *zmqVan) Connect(id int, host string, port int) error {
 	}
 	err = errors.Join(
 		dealer.SetLinger(lingerTime),
-		dealer.SetSndhwm(sendQueue),
+		dealer.SetSndhwm(v.queue),
 		dealer.SetRcvhwm(1), // nobody answers on this socket
 		dealer.SetMaxmsgsize(MaxFrame),
 		dealer.SetReconnectIvl(100*time.Millisecond),
@@ -267,7 +268,7 @@ func (v *zmqVan) Receive() (*Envelope, error) {
 
 // next takes one message, or waits until something happens; nil: look again.
 func (v *zmqVan) next() (*Envelope, error) {
-	sender, properties, err := v.router.RecvBytesWithMetadata(zmq.DONTWAIT, "Peer-Address")
+	sender, err := v.router.RecvBytes(zmq.DONTWAIT)
 	if zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {
 		if _, err := v.poller.Poll(-1); err != nil {
 			return nil, err
@@ -277,38 +278,39 @@ func (v *zmqVan) next() (*Envelope, error) {
 	if err != nil {
 		return nil, err
 	}
-	frames, err := v.frames()
+	frames, address, err := v.frames()
 	if err != nil {
 		return nil, err
 	}
 	e, err := Decode(sender, frames)
 	if err != nil {
-		v.rejects.add(properties["Peer-Address"], err)
+		v.rejects.add(address, err)
 		return nil, nil
 	}
 	v.received.Add(1)
 	return e, nil
 }
 
-// frames reads the rest of a message; no more of it than shows that it is too long.
-func (v *zmqVan) frames() ([][]byte, error) {
-	var frames [][]byte
+// frames reads the rest of a message, no more of it than shows that it is too long,
+// and the address that it came from.
+func (v *zmqVan) frames() (frames [][]byte, address string, err error) {
 	for {
 		more, err := v.router.GetRcvmore()
 		if err != nil || !more {
-			return frames, err
+			return frames, address, err
 		}
-		frame, err := v.router.RecvBytes(zmq.DONTWAIT)
+		frame, properties, err := v.router.RecvBytesWithMetadata(zmq.DONTWAIT, "Peer-Address")
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		if len(frames) <= MaxFrames {
-			frames = append(frames, frame)
+			frames, address = append(frames, frame), properties["Peer-Address"]
 		}
 	}
 }
 
-// countFailures counts the handshakes that failed: rubbish, half of one, silence.
+// countFailures counts the handshakes that failed: rubbish, half of one, silence;
+// those of them that libzmq tells of.
 func (v *zmqVan) countFailures() error {
 	for {
 		_, _, _, err := v.monitor.RecvEvent(zmq.DONTWAIT)

@@ -4,15 +4,20 @@ package memvan
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fptps/gocore/van"
 	"fptps/gocore/wire/pspb"
 )
+
+// inboxLength is more than any test sends to a van that does not receive.
+const inboxLength = 1 << 16
 
 // Network connects vans. As with ZeroMQ, what is sent to an address where nobody
 // listens yet waits there, and a connection keeps the order of its messages.
@@ -44,7 +49,7 @@ func New(seed uint64, maxDelay time.Duration) *Network {
 
 // Van makes a van on a host of the network. "" as a host to bind is this host.
 func (n *Network) Van(host string) van.Van {
-	v := &memVan{net: n, host: host, inbox: make(chan arrival, 1<<16), done: make(chan struct{})}
+	v := &memVan{net: n, host: host, inbox: make(chan arrival, inboxLength), done: make(chan struct{})}
 	v.mu.peers = map[int]*link{}
 	return v
 }
@@ -52,10 +57,7 @@ func (n *Network) Van(host string) van.Van {
 // Isolate cuts a van off: nothing reaches it and nothing of it reaches others, and
 // neither side is told.
 func (n *Network) Isolate(v van.Van) {
-	m := v.(*memVan)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.mu.isolated = true
+	v.(*memVan).isolated.Store(true)
 }
 
 // Inject delivers frames to an address as if they came from a connection called identity.
@@ -67,13 +69,11 @@ func address(host string, port int) string { return net.JoinHostPort(host, strco
 
 func (n *Network) deliver(to string, a arrival) {
 	n.mu.Lock()
-	v := n.mu.vans[to]
-	if v == nil {
-		n.mu.waiting[to] = append(n.mu.waiting[to], a)
-	}
-	n.mu.Unlock()
-	if v != nil {
+	defer n.mu.Unlock()
+	if v := n.mu.vans[to]; v != nil {
 		v.put(a)
+	} else {
+		n.mu.waiting[to] = append(n.mu.waiting[to], a)
 	}
 }
 
@@ -84,12 +84,13 @@ type memVan struct {
 	inbox chan arrival
 	done  chan struct{}
 	once  sync.Once
-	mu    struct {
+	// isolated: see Isolate
+	isolated atomic.Bool
+	mu       struct { // taken last: not while anything else is locked under it
 		sync.Mutex
-		id       int
-		peers    map[int]*link
-		isolated bool
-		stats    van.Stats
+		id    int
+		peers map[int]*link
+		stats van.Stats
 	}
 }
 
@@ -97,7 +98,28 @@ type memVan struct {
 type link struct {
 	from []byte // identity
 	to   string
-	last time.Time // arrival of the last message
+	mu   struct {
+		sync.Mutex
+		last    time.Time // arrival of the last message
+		flights []arrival // on their way, oldest first
+	}
+}
+
+// send lets a message arrive after a delay, and after all that were sent before it.
+func (l *link) send(n *Network, frames [][]byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if at := time.Now().Add(n.delay()); at.After(l.mu.last) {
+		l.mu.last = at
+	}
+	l.mu.flights = append(l.mu.flights, arrival{l.from, frames})
+	time.AfterFunc(time.Until(l.mu.last), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		next := l.mu.flights[0]
+		l.mu.flights = l.mu.flights[1:]
+		n.deliver(l.to, next)
+	})
 }
 
 var _ van.Van = (*memVan)(nil)
@@ -156,21 +178,18 @@ func (v *memVan) Send(id int, m *pspb.Meta, data ...[]byte) error {
 		return err
 	}
 	v.mu.Lock()
-	defer v.mu.Unlock()
 	l := v.mu.peers[id]
+	if l != nil {
+		v.mu.stats.Sent++
+	}
+	v.mu.Unlock()
 	if l == nil {
 		return fmt.Errorf("node %d is not connected", id)
 	}
-	v.mu.stats.Sent++
-	if v.mu.isolated {
+	if v.isolated.Load() {
 		return nil
 	}
-	at := time.Now().Add(v.net.delay())
-	if !at.After(l.last) {
-		at = l.last.Add(time.Nanosecond)
-	}
-	l.last = at
-	time.AfterFunc(time.Until(at), func() { v.net.deliver(l.to, arrival{l.from, append([][]byte{first}, data...)}) })
+	l.send(v.net, append([][]byte{first}, data...))
 	return nil
 }
 
@@ -181,10 +200,7 @@ func (n *Network) delay() time.Duration {
 }
 
 func (v *memVan) put(a arrival) {
-	v.mu.Lock()
-	isolated := v.mu.isolated
-	v.mu.Unlock()
-	if isolated {
+	if v.isolated.Load() {
 		return
 	}
 	select {
@@ -196,6 +212,11 @@ func (v *memVan) put(a arrival) {
 // Receive implements van.Van.
 func (v *memVan) Receive() (*van.Envelope, error) {
 	for {
+		select {
+		case <-v.done:
+			return nil, van.ErrClosed
+		default: // closed goes before what is there
+		}
 		select {
 		case <-v.done:
 			return nil, van.ErrClosed
@@ -220,12 +241,11 @@ func (v *memVan) Close() error {
 	v.once.Do(func() {
 		close(v.done)
 		v.net.mu.Lock()
-		defer v.net.mu.Unlock()
-		for at, other := range v.net.mu.vans {
-			if other == v {
-				delete(v.net.mu.vans, at)
-			}
-		}
+		maps.DeleteFunc(v.net.mu.vans, func(_ string, other *memVan) bool { return other == v })
+		v.net.mu.Unlock()
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		clear(v.mu.peers)
 	})
 	return nil
 }

@@ -1,0 +1,225 @@
+package cluster
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/van"
+	"fptps/gocore/wire/pspb"
+)
+
+func mustEncode(t *testing.T, m *pspb.Meta) []byte {
+	t.Helper()
+	b, err := van.Encode(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func lostMessage(id int, token [16]byte) *pspb.Meta {
+	return &pspb.Meta{Token: token[:], Own: &pspb.Meta_Lost{Lost: &pspb.Lost{Id: proto.Int32(int32(id)), Why: proto.String("a lie")}}}
+}
+
+func TestNoScheduler(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		begin := time.Now()
+		_, err := b.join(context.Background(), RoleWorker, "w", nil)
+		wantError(t, err, fault.Connect, "worker: no scheduler answered at sched:9000 within 60 s", "fptps scheduler", "DMLC_PS_ROOT_URI")
+		if took := time.Since(begin); took != 60*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// A scheduler that starts late finds the nodes that wait for it.
+func TestLateScheduler(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		joined := make(chan error, 1)
+		go func() {
+			_, err := b.join(context.Background(), RoleWorker, "w", nil)
+			joined <- err
+		}()
+		time.Sleep(50 * time.Second)
+		b.serve(1, 0)
+		if err := <-joined; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A scheduler that is started anew, before the cluster is complete, takes over.
+func TestSchedulerStartsAnew(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(2, 0)
+		joined := make(chan error, 2)
+		join := func(host string) {
+			_, err := b.join(context.Background(), RoleWorker, host, nil)
+			joined <- err
+		}
+		go join("w0")
+		time.Sleep(10 * time.Second)
+		b.runner.Close()
+		b.serve(2, 0)
+		time.Sleep(10 * time.Second)
+		go join("w1")
+		for range 2 {
+			if err := <-joined; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestOthersAreMissing(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(3, 2)
+		go b.join(context.Background(), RoleServer, "s", nil)
+		_, err := b.join(context.Background(), RoleWorker, "w", nil)
+		wantError(t, err, fault.Timeout, "worker: the cluster at sched:9000 was not complete within 60 s: 2 workers, 1 server missing")
+		synctest.Wait()
+	})
+}
+
+// A node that gave up leaves its place to another one.
+func TestPlaceIsFreeAgain(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(2, 0)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := b.join(ctx, RoleWorker, "w0", nil)
+		wantError(t, err, fault.Timeout, "within 10 s", "1 worker missing")
+		time.Sleep(10 * time.Second)
+		b.each(2, func(i int) error {
+			_, err := b.join(context.Background(), RoleWorker, []string{"w1", "w2"}[i], nil)
+			return err
+		})
+	})
+}
+
+func TestJoinIsCancelled(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(2, 0)
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(3*time.Second, cancel)
+		_, err := b.join(ctx, RoleWorker, "w0", nil)
+		wantError(t, err, fault.Closed, "worker", "sched:9000")
+	})
+}
+
+// Whoever is refused learns why, and the cluster goes on.
+func TestRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Config)
+		reason string
+	}{
+		"secret":  {func(c *Config) { c.Secret = "other" }, "FPTPS_TOKEN"},
+		"numbers": {func(c *Config) { c.Workers = 5 }, "DMLC_NUM_WORKER=5 and DMLC_NUM_SERVER=1, the scheduler 2 and 1"},
+		"late":    {nil, "complete already, with 2 workers and 1 server"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 1, func(b *bench) {
+				b.config.Secret = "the word"
+				w, s := b.start(2, 1)
+				begin := time.Now()
+				_, err := b.join(context.Background(), RoleWorker, "10.0.0.9", c.change)
+				wantError(t, err, fault.Connect, "refused", c.reason)
+				if took := time.Since(begin); took > time.Second {
+					t.Errorf("it took %v to be refused", took)
+				}
+				all := []*Postoffice{w[0], w[1], s[0]}
+				b.each(3, func(i int) error { return awaitBarrier(all[i], AllGroup) })
+			})
+		})
+	}
+}
+
+func TestTooManyOfARole(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(1, 1)
+		joined := make(chan error, 1)
+		go func() {
+			_, err := b.join(context.Background(), RoleWorker, "w0", nil)
+			joined <- err
+		}()
+		time.Sleep(time.Second)
+		_, err := b.join(context.Background(), RoleWorker, "w1", nil)
+		wantError(t, err, fault.Connect, "1 worker asked to be let in before it", "DMLC_NUM_WORKER")
+		if _, err := b.join(context.Background(), RoleServer, "s0", nil); err != nil {
+			t.Error(err)
+		}
+		if err := <-joined; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A server may leave the numbers to the scheduler.
+func TestNumbersAreTheSchedulers(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(1, 1)
+		b.each(2, func(i int) error {
+			p, err := b.join(context.Background(), Role(i), []string{"s", "w"}[i], func(c *Config) { c.Workers, c.Servers = 0, 0 })
+			if err == nil && (len(p.View().Workers()) != 1 || len(p.View().Servers()) != 1) {
+				t.Errorf("sees %+v", p.View())
+			}
+			return err
+		})
+	})
+}
+
+// Nobody but the scheduler that was asked can turn a joiner away, or let it in.
+func TestStrangersAnswerAJoiner(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.serve(2, 0)
+		joined := make(chan error, 2)
+		for _, host := range []string{"w0", "w1"} {
+			go func() {
+				_, err := b.join(context.Background(), RoleWorker, host, func(c *Config) { c.Port = 700 })
+				joined <- err
+			}()
+			time.Sleep(time.Second)
+			if host == "w1" {
+				break
+			}
+			for _, own := range []*pspb.Meta{
+				{Own: &pspb.Meta_Refused{Refused: &pspb.Refused{Reason: proto.String("a lie"), Incarnation: proto.Uint64(5)}}},
+				{Own: &pspb.Meta_Waiting{Waiting: &pspb.Waiting{Missing: []string{"a lie"}, Incarnation: proto.Uint64(5)}}},
+				{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode)}},
+				{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{
+					nodeOf(Member{ID: 9, Role: RoleWorker, Host: "w0", Port: 700, Incarnation: 5, Protocol: Protocol}),
+					nodeOf(Member{ID: 1, Role: RoleScheduler, Host: "sched", Port: 9000, Protocol: Protocol}),
+				}}},
+			} {
+				b.net.Inject("w0", 700, "ps1", mustEncode(t, own))
+			}
+		}
+		for range 2 {
+			if err := <-joined; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// A scheduler of ps-lite's gives ids, but not what fptps needs.
+func TestSchedulerOfPsLite(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		joined := make(chan error, 1)
+		go func() {
+			_, err := b.join(context.Background(), RoleWorker, "w0", func(c *Config) { c.Port = 700 })
+			joined <- err
+		}()
+		time.Sleep(time.Second)
+		b.net.Inject("w0", 700, "ps1", mustEncode(t, &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{
+			nodeOf(Member{ID: 9, Role: RoleWorker, Host: "w0", Port: 700}),
+			nodeOf(Member{ID: 1, Role: RoleScheduler, Host: "sched", Port: 9000}),
+		}}}))
+		wantError(t, <-joined, fault.Connect, "ps-lite program", "fptps scheduler")
+	})
+}

@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/van"
+	"fptps/gocore/van/memvan"
+)
+
+const schedulerPort = 9000
+
+// bench is a network on which tests start clusters. All of it lives in a synctest
+// bubble: time is virtual, and synctest.Wait means that everyone has nothing to do.
+type bench struct {
+	t      *testing.T
+	net    *memvan.Network
+	config Config // of every node, unless a test changes its copy
+	runner *Runner
+	vans   map[*Postoffice]van.Van
+	told   map[*Postoffice]*told
+	mu     sync.Mutex // of the maps
+}
+
+// told is what a node's events have said.
+type told struct {
+	mu      sync.Mutex
+	lost    []string
+	waiting []string
+	failed  []error
+}
+
+func (l *told) events() Events {
+	return Events{
+		Lost: func(id int, why string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.lost = append(l.lost, Name(id)+": "+why)
+		},
+		Waiting: func(what string, missing []string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.waiting = append(l.waiting, what+": "+strings.Join(missing, ", "))
+		},
+		Failed: func(err error) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.failed = append(l.failed, err)
+		},
+	}
+}
+
+func (l *told) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return fmt.Sprintf("lost %q, waiting %q, failed %v", l.lost, l.waiting, l.failed)
+}
+
+// inBubble runs f with a bench on a network of the seed's delays, up to 50 ms.
+func inBubble(t *testing.T, seed uint64, f func(b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f(&bench{
+			t: t, net: memvan.New(seed, 50*time.Millisecond), vans: map[*Postoffice]van.Van{}, told: map[*Postoffice]*told{},
+			config: Config{
+				SchedulerHost: "sched", SchedulerPort: schedulerPort, Incarnation: 1,
+				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, JoinTimeout: 60 * time.Second,
+				Log: slog.New(slog.DiscardHandler),
+			},
+		})
+	})
+}
+
+// serve starts the scheduler.
+func (b *bench) serve(workers, servers int) {
+	b.t.Helper()
+	b.config.Workers, b.config.Servers = workers, servers
+	c := b.config
+	c.Role = RoleScheduler
+	r, err := Serve(b.net.Van("sched"), c, Events{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.runner = r
+	b.t.Cleanup(r.Close)
+}
+
+// join brings one node into the cluster; change may be nil.
+func (b *bench) join(ctx context.Context, role Role, host string, change func(*Config)) (*Postoffice, error) {
+	c := b.config
+	c.Role, c.Host = role, host
+	for _, letter := range host {
+		c.Incarnation = c.Incarnation*131 + uint64(letter)
+	}
+	if change != nil {
+		change(&c)
+	}
+	v, l := b.net.Van(host), &told{}
+	p, err := Join(ctx, v, c, l.events())
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.vans[p], b.told[p] = v, l
+	b.t.Cleanup(p.Close)
+	return p, nil
+}
+
+// start brings a whole cluster up: the workers by rank, the servers by rank.
+func (b *bench) start(workers, servers int) (w, s []*Postoffice) {
+	b.t.Helper()
+	b.serve(workers, servers)
+	w, s = make([]*Postoffice, workers), make([]*Postoffice, servers)
+	b.each(workers+servers, func(i int) error {
+		role, all, host := RoleWorker, w, fmt.Sprintf("w%02d", i)
+		if i >= workers {
+			role, all, host = RoleServer, s, fmt.Sprintf("s%02d", i)
+		}
+		p, err := b.join(context.Background(), role, host, nil)
+		if err == nil {
+			all[p.View().Rank()] = p
+		}
+		return err
+	})
+	return w, s
+}
+
+// each runs f(0) to f(n-1), all at once; an error ends the test.
+func (b *bench) each(n int, f func(i int) error) {
+	b.t.Helper()
+	errs := make(chan error)
+	for i := range n {
+		go func() { errs <- f(i) }()
+	}
+	var first error
+	for range n {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+		}
+	}
+	if first != nil {
+		b.t.Fatal(first)
+	}
+}
+
+func (b *bench) wantLost(p *Postoffice, want ...string) {
+	b.t.Helper()
+	l := b.told[p]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if fmt.Sprintf("%q", l.lost) != fmt.Sprintf("%q", want) {
+		b.t.Errorf("%s was told of %q, want %q", Name(p.View().Self), l.lost, want)
+	}
+}
+
+// awaitBarrier waits in a barrier.
+func awaitBarrier(p *Postoffice, group int) error {
+	done := make(chan error, 1)
+	p.Barrier(group, func(err error) { done <- err })
+	return <-done
+}
+
+// wantError ends the test if err has another code, or lacks one of the texts.
+func wantError(t *testing.T, err error, code fault.Code, texts ...string) {
+	t.Helper()
+	if err == nil || fault.CodeOf(err) != code {
+		t.Fatalf("error %v, want code %s", err, code)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Fatalf("error %q, want it to say %q", err, text)
+		}
+	}
+}
