@@ -7,8 +7,8 @@ import (
 )
 
 // StallAfter is how long a round may wait for a contribution before it is told,
-// and how long until it is told again.
-const StallAfter = 5 * time.Second
+// and how long until it is told again. Short, so that who gives up waiting knows why.
+const StallAfter = time.Second
 
 // Stall is a round of a tensor that has waited too long.
 type Stall struct {

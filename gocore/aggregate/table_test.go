@@ -257,9 +257,9 @@ func TestStallsNameWhoIsMissing(t *testing.T) {
 		after time.Duration
 		want  string
 	}{
-		{StallAfter - time.Second, "[]"},
+		{StallAfter / 2, "[]"},
 		{StallAfter, "[{9 4 [1 2] [0 2]}]"}, // rank 2 still owes packet 0
-		{StallAfter + time.Second, "[]"},    // told a second ago
+		{StallAfter * 3 / 2, "[]"},          // told just before
 		{2 * StallAfter, "[{9 4 [1 2] [0 2]}]"},
 	} {
 		if got := fmt.Sprint(table.Tick(start.Add(c.after))); got != c.want {

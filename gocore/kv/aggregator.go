@@ -20,7 +20,6 @@ type Aggregator struct {
 	table   *aggregate.Table
 	log     *slog.Logger
 	sums    []aggregate.Sum // scratch
-	stale   uint64
 }
 
 // NewAggregator makes the aggregator of a node; workers are node ids by rank.
@@ -63,7 +62,6 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 
 func (a *Aggregator) tolerate(err error) error {
 	if err == aggregate.ErrStale {
-		a.stale++
 		return nil
 	}
 	return err
@@ -84,7 +82,6 @@ func (a *Aggregator) spread(sum *aggregate.Sum) {
 // tick tells workers whose round stalls whom it waits for.
 func (a *Aggregator) tick(now time.Time) {
 	for _, stall := range a.table.Tick(now) {
-		a.log.Info("no progress for 5 s", "tensor", stall.Tensor, "round", stall.Round, "missing_ranks", stall.Missing)
 		var nodes []byte
 		for _, rank := range stall.Missing[:min(len(stall.Missing), wire.PacketBytes/4)] {
 			nodes = binary.LittleEndian.AppendUint32(nodes, a.workers[rank])

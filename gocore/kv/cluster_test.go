@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"fptps/gocore/aggregate"
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
@@ -446,7 +445,7 @@ func TestStallIsToldToThoseWhoWait(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * aggregate.StallAfter) // virtual: the network's clock passes
+		time.Sleep(2 * LogAfter) // virtual: the network's clock passes
 		synctest.Wait()
 		const text = "key 6 round 1: the sums of 0 of 4 packets are here; missing: worker 1"
 		for _, e := range []struct {
@@ -476,7 +475,7 @@ func TestStallIsToldToThoseWhoWait(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if !strings.Contains(c.log.String(), `level=WARN msg="no progress for 5 s" key=6 round=1 missing="worker 1"`) {
+		if !strings.Contains(c.log.String(), `level=WARN msg="no progress for 5 s" key=6 round=1 missing="worker 1" other_keys=0`) {
 			t.Errorf("the log is %q", c.log.String())
 		}
 	})

@@ -88,10 +88,13 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 // Lost passes on that a connection ended.
 func (d *Handler) Lost(node uint32, err error) { d.OnLost(node, err) }
 
-// Tick lets the aggregator look for rounds that stall.
+// Tick lets aggregator and worker look for rounds that stall.
 func (d *Handler) Tick(now time.Time) {
 	if d.Aggregator != nil {
 		d.Aggregator.tick(now)
+	}
+	if d.Worker != nil {
+		d.Worker.tick(now)
 	}
 }
 

@@ -2,7 +2,9 @@ package kv
 
 import (
 	"encoding/binary"
+	"fmt"
 	"strings"
+	"time"
 
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
@@ -17,6 +19,7 @@ func (w *Worker) advance(t *tensor) []sending {
 	o := t.queue[0]
 	t.queue = t.queue[1:]
 	w.mu.stats.Rounds++
+	t.begun = w.mu.now
 	return t.begin(o)
 }
 
@@ -118,9 +121,39 @@ func (w *Worker) told(h *wire.Header, payload []byte) {
 		return
 	}
 	t.missing = names
-	key := t.key
 	w.mu.Unlock()
-	w.Log.Warn("no progress for 5 s", "key", key, "round", h.Round, "missing", strings.Join(names, ", "))
+}
+
+// LogAfter is how long a round may stall before the log says so, and again.
+const LogAfter = 5 * time.Second
+
+// tick logs the round that has waited longest for other workers, once it is too long.
+func (w *Worker) tick(now time.Time) {
+	w.mu.Lock()
+	w.mu.now = now
+	if now.Sub(w.mu.told) < LogAfter {
+		w.mu.Unlock()
+		return
+	}
+	var oldest *tensor
+	stalled := 0
+	for _, t := range w.mu.byID {
+		if t.active == nil || t.missing == nil || now.Sub(t.begun) < LogAfter {
+			continue
+		}
+		stalled++
+		if oldest == nil || t.begun.Before(oldest.begun) || t.begun.Equal(oldest.begun) && t.key < oldest.key {
+			oldest = t
+		}
+	}
+	if oldest == nil {
+		w.mu.Unlock()
+		return
+	}
+	w.mu.told = now
+	key, round, missing, waited := oldest.key, oldest.round, strings.Join(oldest.missing, ", "), now.Sub(oldest.begun)
+	w.mu.Unlock()
+	w.Log.Warn(fmt.Sprintf("no progress for %.0f s", waited.Seconds()), "key", key, "round", round, "missing", missing, "other_keys", stalled-1)
 }
 
 // Fail ends every operation with err, and every later one. The data plane must

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"sync/atomic"
+	"time"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
@@ -24,6 +25,7 @@ type tensor struct {
 	round   uint64       // of active, or of the last one that was
 	next    uint64       // the number of the next round
 	kept    []byte       // the sum of the last push, or nil
+	begun   time.Time    // when round began, to the second
 	missing []string     // whom the aggregators last said that active waits for
 	readers int          // pulls that copy from kept just now
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"time"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
@@ -47,7 +48,9 @@ type Worker struct {
 		failed  error // why no operation is taken any more
 		waiting map[string]string
 		stats   WorkerStats
-		perStep uint64 // pushes in a step of the training loop, 0 until told
+		now     time.Time // as of the last tick
+		told    time.Time // when the log last spoke of a stall
+		perStep uint64    // pushes in a step of the training loop, 0 until told
 	}
 }
 
@@ -66,6 +69,7 @@ func NewWorker(c WorkerConfig) *Worker {
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
 	w.mu.waiting = map[string]string{}
+	w.mu.now = time.Now()
 	return w
 }
 

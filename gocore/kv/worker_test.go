@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
@@ -395,7 +396,14 @@ func TestMissingIsToldAndLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.explains(ticket, "key 1 round 1: the sums of 0 of 3 packets are here; missing: worker 1, worker 2")
-	if !strings.Contains(d.log.String(), `msg="no progress for 5 s" key=1 round=1 missing="worker 1, worker 2"`) {
+	start := time.Now()
+	d.handler.Tick(start.Add(LogAfter / 2))
+	if d.log.Len() > 0 {
+		t.Errorf("too early: %q", d.log.String())
+	}
+	d.handler.Tick(start.Add(LogAfter))
+	d.handler.Tick(start.Add(LogAfter * 3 / 2)) // told just before
+	if strings.Count(d.log.String(), `msg="no progress for 5 s" key=1 round=1 missing="worker 1, worker 2" other_keys=0`) != 1 {
 		t.Errorf("the log is %q", d.log.String())
 	}
 	d.log.Reset()
