@@ -21,7 +21,9 @@ help: ## this list
 		printf 'make %-12s %s\n' "$$name" "$$text"; done
 
 demo: setup ## train a small CNN with 2 workers and 1 server on this machine
-	$(BIN)/fptps run -n 2 -s 1 -- $(BIN)/python examples/digits/train.py
+	@rm -f build/demo.txt
+	$(BIN)/fptps run -n 2 -s 1 -- $(BIN)/python examples/digits/train.py --verdict build/demo.txt || { cat build/demo.txt; exit 1; }
+	@cat build/demo.txt
 
 test: lint test-go test-python ## lint, Go's tests, Python's tests
 
