@@ -150,7 +150,9 @@ func TestPackets(t *testing.T) {
 }
 
 // mend gives arbitrary bytes the checksum that lets them reach the checks behind it.
-func mend(b []byte, at int) { binary.LittleEndian.PutUint32(b[at:], crc32.Checksum(b[:at], castagnoli)) }
+func mend(b []byte, at int) {
+	binary.LittleEndian.PutUint32(b[at:], crc32.Checksum(b[:at], castagnoli))
+}
 
 func FuzzHeader(f *testing.F) {
 	for _, h := range real() {
