@@ -43,19 +43,29 @@ def serve(
     with _signals() as received:
         try:
             handle = _core.open(json.dumps(settings))
+        except OF_CORE as error:
+            return _fail(role, error)
+        try:
             life = _core.joined(handle)
             while not received:
                 if _core.wait(handle, life, SLICE_MS):
                     return 0
         except OF_CORE as error:
-            print(f"fptps {role}: {error}", file=sys.stderr)
-            return 1
-        with contextlib.suppress(*OF_CORE):
-            end = _core.close(handle, 0)
-            while len(received) == 1 and not _core.wait(handle, end, SLICE_MS):
-                pass
-        print(f"fptps {role}: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
-        return 128 + received[0]
+            return _fail(role, error)
+        finally:
+            # What the others have to hear, such as who was lost, is on its way until the close has ended.
+            with contextlib.suppress(*OF_CORE):
+                end = _core.close(handle, 0)
+                while len(received) < 2 and not _core.wait(handle, end, SLICE_MS):
+                    pass
+    print(f"fptps {role}: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
+    return 128 + received[0]
+
+
+def _fail(role: str, error: Exception) -> int:
+    """Tells in one line why the node has ended."""
+    print(f"fptps {role}: {error}", file=sys.stderr)
+    return 1
 
 
 @contextlib.contextmanager
