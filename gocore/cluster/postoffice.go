@@ -16,8 +16,12 @@ import (
 )
 
 // verdictTime is how long a node that suspects another waits for the scheduler's
-// verdict before it judges itself.
-const verdictTime = 2 * time.Second
+// verdict before it judges itself; lastWordTime is the same where the scheduler
+// itself is suspected: its last word may be a verdict that is still on its way.
+const (
+	verdictTime  = 2 * time.Second
+	lastWordTime = time.Second
+)
 
 // Postoffice is a worker's or server's end of the control plane.
 type Postoffice struct {
@@ -104,15 +108,14 @@ func (p *Postoffice) declare(key uint64, o opinion, done func(uint32, error)) {
 
 // Suspect says that the data connection to a node broke. The scheduler decides what
 // that means. Without its verdict in 2 s the node is lost by own judgement; when it
-// is the scheduler itself, at once.
+// is the scheduler itself, after 1 s.
 func (p *Postoffice) Suspect(id int, why string) {
 	p.loop.do(func() {
-		switch {
-		case p.failure != nil:
-		case id == wire.SchedulerID:
-			p.lose(id, why)
-		default:
-			p.suspects = append(p.suspects, suspicion{id: id, by: p.view.Self, why: why, at: time.Now()})
+		if p.failure != nil {
+			return
+		}
+		p.suspects = append(p.suspects, suspicion{id: id, by: p.view.Self, why: why, at: time.Now()})
+		if id != wire.SchedulerID {
 			p.send(&pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{Id: proto.Int32(int32(id)), Why: proto.String(clip(why))}}})
 		}
 	})
@@ -250,7 +253,7 @@ func (p *Postoffice) tick(now time.Time) {
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
 		p.lose(wire.SchedulerID, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
 	}
-	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return now.Sub(o.at) >= verdictTime })
+	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return !now.Before(o.judged()) })
 	if i >= 0 {
 		p.lose(p.suspects[i].id, p.suspects[i].why)
 	}
@@ -265,7 +268,7 @@ func (p *Postoffice) due() time.Time {
 		due = p.beat
 	}
 	for _, o := range p.suspects {
-		if at := o.at.Add(verdictTime); due.IsZero() || at.Before(due) {
+		if at := o.judged(); due.IsZero() || at.Before(due) {
 			due = at
 		}
 	}

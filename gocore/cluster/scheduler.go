@@ -86,6 +86,14 @@ type suspicion struct {
 	at     time.Time
 }
 
+// judged is when a node that has heard no verdict judges the suspicion itself.
+func (o suspicion) judged() time.Time {
+	if o.id == wire.SchedulerID {
+		return o.at.Add(lastWordTime)
+	}
+	return o.at.Add(verdictTime)
+}
+
 // NewScheduler makes the machine of a cluster of c.Workers and c.Servers. The
 // token has to be random, another one in every run.
 func NewScheduler(c Config, token [16]byte) *Scheduler {

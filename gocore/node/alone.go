@@ -41,7 +41,7 @@ func (n *Node) runAlone() error {
 		Self: aloneID, Worker: worker, Aggregator: kv.NewAggregator([]uint32{aloneID}, plane, n.log),
 		OnLost: func(uint32, error) {}, OnFailed: n.dataPlaneFailed,
 	})
-	if err := n.own(func() { n.mu.alone, n.mu.worker, n.mu.state = network, worker, joined }); err != nil {
+	if err := n.own(func() { n.mu.alone, n.mu.worker, n.mu.state, n.mu.hasJoined = network, worker, joined, true }); err != nil {
 		network.Close()
 		return err
 	}

@@ -37,7 +37,7 @@ func (n *Node) runMember() error {
 	}
 	n.mu.Lock()
 	if n.mu.state == joining {
-		n.mu.state = joined
+		n.mu.state, n.mu.hasJoined = joined, true
 	}
 	n.mu.Unlock()
 	if n.config.Role == cluster.RoleWorker {

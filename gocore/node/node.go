@@ -43,6 +43,7 @@ type Node struct {
 		transport *transport.Transport
 		alone     *mem.Network
 		view      cluster.View
+		hasJoined bool
 		lifeEnded bool
 	}
 }
@@ -120,17 +121,20 @@ func (n *Node) fail(err error) {
 	}
 	n.mu.failure = err
 	n.mu.Unlock()
-	n.end(err, err)
+	n.end(err)
 }
 
-// end takes the node apart at once: operations that wait end with err, and then,
-// when nothing of the node is left, its life with last.
-func (n *Node) end(err, last error) {
+// end takes the node apart at once: operations that wait end with err, and last,
+// when nothing of the node is left, its life.
+func (n *Node) end(err error) {
 	n.mu.Lock()
 	tr, alone, post, scheduler := n.mu.transport, n.mu.alone, n.mu.post, n.mu.scheduler
 	worker := n.mu.worker
 	n.mu.Unlock()
 	n.cancel()
+	if scheduler != nil { // first: a verdict is to reach the others before the end of our connections does
+		scheduler.Close()
+	}
 	if tr != nil {
 		tr.Close()
 	}
@@ -143,10 +147,24 @@ func (n *Node) end(err, last error) {
 	if post != nil {
 		post.Close()
 	}
-	if scheduler != nil {
-		scheduler.Close()
+	n.mu.Lock()
+	last := n.mu.failure
+	if last == nil && !n.mu.hasJoined {
+		last = err
 	}
+	n.mu.Unlock()
 	n.endLife(last)
+}
+
+// cause is the failure behind err, where there is one: what the control plane's
+// end makes of a wait says less.
+func (n *Node) cause(err error) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err != nil && n.mu.failure != nil {
+		return n.mu.failure
+	}
+	return err
 }
 
 // well gives the failure, or ClosedError, or nil.
@@ -196,7 +214,7 @@ func (n *Node) Barrier() (*kv.Ticket, error) {
 		n.Tickets.Finish(ticket, nil)
 		return ticket, nil
 	}
-	n.post().Barrier(cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, err) })
+	n.post().Barrier(cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
 	return ticket, nil
 }
 
@@ -217,7 +235,10 @@ func (n *Node) Close(orderly bool) *kv.Ticket {
 	n.mu.Unlock()
 	leave := func(err error) {
 		go n.guard(func() error {
-			if orderly && err == nil {
+			err := n.cause(err)
+			if err != nil {
+				n.fail(err)
+			} else if orderly {
 				n.goodbye()
 			}
 			n.shut()
@@ -254,7 +275,7 @@ func (n *Node) shut() {
 	n.mu.Lock()
 	n.mu.state = closed
 	n.mu.Unlock()
-	n.end(fault.New(fault.Closed, "closed before this operation was complete"), nil)
+	n.end(fault.New(fault.Closed, "closed before this operation was complete"))
 }
 
 // explainLife says what a node that joins waits for.

@@ -1,0 +1,366 @@
+package node
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/kv"
+	"fptps/gocore/wire"
+)
+
+// patience is how long a test waits for what ought to come at once.
+const patience = 30 * time.Second
+
+// testCluster is a whole cluster in this process, over real sockets.
+type testCluster struct {
+	t         *testing.T
+	scheduler *Node
+	servers   []*Node
+	workers   []*Node // by rank
+}
+
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+// start brings up a cluster; extra settings go to every node.
+func start(t *testing.T, workers, servers int, extra ...string) *testCluster {
+	t.Helper()
+	c := &testCluster{t: t}
+	port := freePort(t)
+	open := func(role string, rank int) *Node {
+		settings := map[string]string{
+			"DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port,
+			"DMLC_NUM_WORKER": strconv.Itoa(workers), "DMLC_NUM_SERVER": strconv.Itoa(servers),
+			"DMLC_WORKER_ID": strconv.Itoa(rank), "DMLC_SERVER_ID": strconv.Itoa(rank),
+		}
+		for _, setting := range extra {
+			name, value, _ := strings.Cut(setting, "=")
+			settings[name] = value
+		}
+		config, err := ParseConfig(settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Open(config)
+	}
+	c.scheduler = open("scheduler", 0)
+	for rank := range servers {
+		c.servers = append(c.servers, open("server", rank))
+	}
+	for rank := range workers {
+		c.workers = append(c.workers, open("worker", rank))
+	}
+	for rank, w := range c.workers {
+		c.wait(w, w.Life())
+		if got := w.Info().Rank; got != rank {
+			t.Fatalf("worker %d got rank %d", rank, got)
+		}
+	}
+	return c
+}
+
+// ended waits for a ticket and gives its error.
+func (c *testCluster) ended(n *Node, ticket *kv.Ticket) error {
+	c.t.Helper()
+	done, err := n.Tickets.Wait(ticket.ID, patience)
+	if !done {
+		c.t.Fatalf("a ticket has not ended: %s (%v)", n.Tickets.Explain(ticket.ID), err)
+	}
+	return err
+}
+
+func (c *testCluster) wait(n *Node, ticket *kv.Ticket) {
+	c.t.Helper()
+	if err := c.ended(n, ticket); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// end closes everything in good order.
+func (c *testCluster) end() {
+	c.t.Helper()
+	var tickets []*kv.Ticket
+	for _, w := range c.workers {
+		tickets = append(tickets, w.Close(true))
+	}
+	for i, w := range c.workers {
+		c.wait(w, tickets[i])
+	}
+	for _, n := range append(c.servers, c.scheduler) {
+		c.wait(n, n.Life())
+	}
+}
+
+func (c *testCluster) stores() []*kv.Worker {
+	c.t.Helper()
+	var all []*kv.Worker
+	for _, w := range c.workers {
+		store, err := w.Worker()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		all = append(all, store)
+	}
+	return all
+}
+
+// initAll declares a key everywhere and waits for it.
+func (c *testCluster) initAll(key uint64, bytes int) {
+	c.t.Helper()
+	var tickets []*kv.Ticket
+	for _, store := range c.stores() {
+		ticket, err := store.Init(key, wire.Uint32, make([]byte, bytes))
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		tickets = append(tickets, ticket)
+	}
+	for rank, ticket := range tickets {
+		c.wait(c.workers[rank], ticket)
+	}
+}
+
+// number is what a rank pushes at place i in a round: distinct everywhere.
+func number(rank, round, i int) uint32 { return uint32((rank+1)*1000003 + round*10007 + i) }
+
+func TestWholeClusters(t *testing.T) {
+	for _, c := range []struct {
+		workers, servers int
+		settings         []string
+	}{
+		{1, 0, nil}, {1, 1, nil}, {2, 1, nil}, {3, 0, nil}, {2, 2, []string{"FPTPS_SHARE=3"}}, {4, 3, nil},
+		{2, 1, []string{"FPTPS_SEND_BUFFER=8192", "FPTPS_RECEIVE_BUFFER=8192"}},
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			t.Parallel()
+			cluster := start(t, c.workers, c.servers, c.settings...)
+			sizes := []int{4, wire.PacketBytes, 7*wire.PacketBytes + 12}
+			for key, size := range sizes {
+				cluster.initAll(uint64(key), size)
+			}
+			for round := range 3 {
+				cluster.checkRound(round, sizes)
+			}
+			cluster.end()
+		})
+	}
+}
+
+// checkRound pushes every tensor on every worker, in place, and checks all sums.
+func (c *testCluster) checkRound(round int, sizes []int) {
+	c.t.Helper()
+	type under struct {
+		array  []byte
+		ticket *kv.Ticket
+	}
+	var all [][]under
+	for rank, store := range c.stores() {
+		var mine []under
+		for key, size := range sizes {
+			array := make([]byte, size)
+			for i := 0; i < size; i += 4 {
+				binary.LittleEndian.PutUint32(array[i:], number(rank, round, i+key))
+			}
+			ticket, err := store.PushPull(uint64(key), wire.Uint32, array, array, wire.OpSum, int32(-key))
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			mine = append(mine, under{array, ticket})
+		}
+		all = append(all, mine)
+	}
+	for rank, mine := range all {
+		for key, u := range mine {
+			c.wait(c.workers[rank], u.ticket)
+			for i := 0; i < len(u.array); i += 4 {
+				want := uint32(0)
+				for other := range c.workers {
+					want += number(other, round, i+key)
+				}
+				if got := binary.LittleEndian.Uint32(u.array[i:]); got != want {
+					c.t.Fatalf("rank %d key %d round %d byte %d: %d, expected %d", rank, key, round, i, got, want)
+				}
+			}
+		}
+	}
+}
+
+// TestDeathIsNamedEverywhere has one node leave without a word, as a killed process
+// does, while all others wait for something.
+func TestDeathIsNamedEverywhere(t *testing.T) {
+	for _, victim := range []string{"worker 1", "server 0", "scheduler"} {
+		t.Run(victim, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, 3, 2)
+			c.initAll(7, 5*wire.PacketBytes)
+			waiting := map[*Node]*kv.Ticket{}
+			for rank, store := range c.stores() {
+				if rank == 1 {
+					continue // so that nothing can be complete
+				}
+				array := make([]byte, 5*wire.PacketBytes)
+				ticket, err := store.PushPull(7, wire.Uint32, array, array, wire.OpSum, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				waiting[c.workers[rank]] = ticket
+			}
+			barrier, err := c.workers[2].Barrier()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dead := map[string]*Node{"worker 1": c.workers[1], "server 0": c.servers[0], "scheduler": c.scheduler}[victim]
+			c.wait(dead, dead.Close(false))
+			named := func(who *Node, err error) {
+				t.Helper()
+				if who == dead {
+					return
+				}
+				if fault.CodeOf(err) != fault.NodeLost || err == nil || !strings.HasPrefix(err.Error(), victim+" was lost") {
+					t.Errorf("%s %d: %v", who.Info().Role, who.Info().Rank, err)
+				}
+			}
+			for node, ticket := range waiting {
+				named(node, c.ended(node, ticket))
+			}
+			named(c.workers[2], c.ended(c.workers[2], barrier))
+			for _, n := range append(c.servers, c.scheduler) {
+				if n != dead {
+					named(n, c.ended(n, n.Life()))
+				}
+			}
+			for _, w := range c.workers {
+				if w != dead {
+					_, err := w.Worker()
+					named(w, err)
+					named(w, c.ended(w, w.Close(true)))
+				}
+			}
+		})
+	}
+}
+
+// TestPanicInTheDataPlaneIsAnError breaks one worker's loop.
+func TestPanicInTheDataPlaneIsAnError(t *testing.T) {
+	c := start(t, 2, 1)
+	c.initAll(1, 64)
+	var tickets []*kv.Ticket
+	for _, w := range c.workers {
+		barrier, err := w.Barrier()
+		if w == c.workers[0] && err == nil { // nobody else comes
+			tickets = append(tickets, barrier)
+			break
+		}
+	}
+	c.workers[1].Break()
+	if err := c.ended(c.workers[0], tickets[0]); fault.CodeOf(err) != fault.NodeLost {
+		t.Errorf("the other worker: %v", err)
+	}
+	if err := c.ended(c.workers[1], c.workers[1].Close(true)); fault.CodeOf(err) != fault.Internal || !strings.Contains(err.Error(), "injected") {
+		t.Errorf("the broken worker: %v", err)
+	}
+	for _, n := range append(c.servers, c.scheduler) {
+		if err := c.ended(n, n.Life()); fault.CodeOf(err) != fault.NodeLost {
+			t.Errorf("%s: %v", n.Info().Role, err)
+		}
+	}
+	c.wait(c.workers[0], c.workers[0].Close(false))
+}
+
+func TestNobodyAtTheSchedulersAddress(t *testing.T) {
+	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+freePort(t), "FPTPS_TIMEOUT=0.3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Open(config)
+	done, err := n.Tickets.Wait(n.Life().ID, patience)
+	if !done || fault.CodeOf(err) != fault.Connect || !strings.Contains(err.Error(), "127.0.0.1:") || !strings.Contains(err.Error(), "worker") {
+		t.Errorf("%v, %v", done, err)
+	}
+}
+
+func TestClosedWhileJoining(t *testing.T) {
+	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+freePort(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Open(config)
+	c := &testCluster{t: t}
+	c.wait(n, n.Close(true))
+	if err := c.ended(n, n.Life()); fault.CodeOf(err) != fault.Closed {
+		t.Errorf("life ended with %v", err)
+	}
+	if _, err := n.Worker(); fault.CodeOf(err) != fault.Closed {
+		t.Errorf("a closed worker's store: %v", err)
+	}
+}
+
+func TestAlone(t *testing.T) {
+	config, err := ParseConfig(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Open(config)
+	c := &testCluster{t: t, workers: []*Node{n}}
+	c.wait(n, n.Life())
+	c.initAll(0, 12)
+	c.checkRound(0, []int{12})
+	barrier, err := n.Barrier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.wait(n, barrier)
+	c.wait(n, n.Close(true))
+}
+
+// TestNothingIsLeftBehind counts goroutines and file descriptors after clusters
+// that ended well, and that did not.
+func TestNothingIsLeftBehind(t *testing.T) {
+	life := func(orderly bool) {
+		c := start(t, 2, 1)
+		c.initAll(0, 100)
+		if orderly {
+			c.end()
+			return
+		}
+		for _, n := range append(append(c.workers, c.servers...), c.scheduler) {
+			c.wait(n, n.Close(false))
+		}
+	}
+	life(true) // libzmq and the runtime keep some for good
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	for i := range 6 {
+		life(i%2 == 0)
+	}
+	deadline := time.Now().Add(patience)
+	for runtime.NumGoroutine() > goroutines || openFiles(t) > files {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines, at first %d; %d files, at first %d\n%s", runtime.NumGoroutine(), goroutines,
+				openFiles(t), files, stacks[:runtime.Stack(stacks, true)])
+		}
+		runtime.Gosched()
+	}
+}
+
+func openFiles(t *testing.T) int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
