@@ -26,7 +26,7 @@ type bench struct {
 	runner *Runner
 	vans   map[*Postoffice]van.Van
 	told   map[*Postoffice]*told
-	mu     sync.Mutex // of the maps
+	mu     sync.Mutex // of the maps and the config
 }
 
 // told is what a node's events have said.
@@ -81,8 +81,10 @@ func inBubble(t *testing.T, seed uint64, f func(b *bench)) {
 // serve starts the scheduler.
 func (b *bench) serve(workers, servers int) {
 	b.t.Helper()
+	b.mu.Lock()
 	b.config.Workers, b.config.Servers = workers, servers
 	c := b.config
+	b.mu.Unlock()
 	c.Role = RoleScheduler
 	r, err := Serve(b.net.Van("sched"), c, Events{})
 	if err != nil {
@@ -94,7 +96,9 @@ func (b *bench) serve(workers, servers int) {
 
 // join brings one node into the cluster; change may be nil.
 func (b *bench) join(ctx context.Context, role Role, host string, change func(*Config)) (*Postoffice, error) {
+	b.mu.Lock()
 	c := b.config
+	b.mu.Unlock()
 	c.Role, c.Host = role, host
 	for _, letter := range host {
 		c.Incarnation = c.Incarnation*131 + uint64(letter)

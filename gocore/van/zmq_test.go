@@ -169,10 +169,9 @@ func TestRubbishMessages(t *testing.T) {
 // A frame that is too long ends its connection; the sender may come again.
 func TestFrameTooLong(t *testing.T) {
 	s := newVictim(t)
-	d := s.dealer("ps9")
-	sendFrames(t, d, make([]byte, MaxFrame+1))
+	sendFrames(t, s.dealer("ps9"), make([]byte, MaxFrame+1))
 	s.stillWorks(s.dealer("ps11"), 11)
-	s.stillWorks(d, 9)
+	s.stillWorks(s.dealer("ps9"), 9)
 }
 
 func TestIdentities(t *testing.T) {
