@@ -3,7 +3,6 @@ package transport
 import (
 	"context"
 	"net"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -170,16 +169,14 @@ func TestGoodbyeFlushes(t *testing.T) {
 			}()
 		}
 		for _, n := range nodes {
-			for leaving := false; !leaving; runtime.Gosched() {
-				n.mu.Lock()
-				leaving = n.mu.leaving
-				n.mu.Unlock()
+			n.untilLeaving()
+			for _, to := range nodes {
+				n.Send(to.id, Outgoing{Header: contrib(1, 0), Owner: l.lend(nil)}) // too late
 			}
 		}
 		close(open)
 		for range nodes {
-			n := <-ended
-			n.Send(n.id, Outgoing{Header: contrib(1, 0), Owner: l.lend(nil)})
+			<-ended
 		}
 		l.check(t)
 		for _, n := range nodes {

@@ -203,6 +203,7 @@ func TestCrowdOfSilentConnections(t *testing.T) {
 	worker := listen(t, 9, nil)
 	server.start(9)
 	worker.start()
+	oldest := connect(t, server)
 	for range 10 * maxPending {
 		connect(t, server)
 	}
@@ -220,6 +221,7 @@ func TestCrowdOfSilentConnections(t *testing.T) {
 	}
 	server.accepting.mu.Unlock()
 	exchange(t, server, worker)
+	untilClosed(t, oldest)
 }
 
 func TestThousandsOfConnectsDisturbNobody(t *testing.T) {
@@ -368,6 +370,27 @@ func TestDialNobody(t *testing.T) {
 	}
 }
 
+func TestCloseEndsADialThatWaits(t *testing.T) {
+	worker, silent := listen(t, 9, nil), listen(t, 8, nil) // the second is never started
+	worker.start()
+	ctx, cancel := soon()
+	defer cancel()
+	dialed := make(chan error)
+	go func() { dialed <- worker.Dial(ctx, 8, 1, silent.addr()) }()
+	c, err := silent.listener.Accept() // which nobody else does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.ReadFull(c, make([]byte, wire.HelloBytes)); err != nil {
+		t.Fatal(err)
+	}
+	worker.Close()
+	if err := <-dialed; fault.CodeOf(err) != fault.Closed || ctx.Err() != nil {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestDialOfSomethingElse(t *testing.T) {
 	worker := listen(t, 9, nil)
 	worker.start()
@@ -389,7 +412,7 @@ func TestDialOfSomethingElse(t *testing.T) {
 		ctx, cancel := soon()
 		defer cancel()
 		err = worker.Dial(ctx, 8, 1, l.Addr().String())
-		if err == nil || !strings.Contains(err.Error(), "not an fptps handshake's answer") {
+		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "not an fptps handshake's answer") {
 			t.Errorf("error %v", err)
 		}
 	}

@@ -24,12 +24,12 @@ func (r *receiver) local() error {
 // deliver calls the handler with p and, after a run's last packet, releases it,
 // also where the handler panics.
 func (r *receiver) deliver(p packet) error {
-	h := p.header()
+	r.ownHeader = p.header()
 	r.t.count.packetsLocal.Add(1)
 	if p.last() {
 		defer r.t.complete(p.run)
 	}
-	return r.t.handler.Local(&h, p.data())
+	return r.t.handler.Local(&r.ownHeader, p.data())
 }
 
 // complete releases a run whose last packet was delivered.

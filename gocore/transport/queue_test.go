@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"fptps/gocore/wire"
 )
 
@@ -114,6 +116,10 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 			if q.empty() {
 				continue
 			}
+			if rng.IntN(8) == 0 { // taken and given back untouched
+				b.fill(&q)
+				b.putBack(&q)
+			}
 			b.fill(&q)
 			packets, bytes := d.batch()
 			if got := describe(&b); !slices.Equal(got, packets) {
@@ -121,6 +127,9 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 			}
 			if _, n := b.encode(); n != bytes {
 				t.Fatalf("batch of %d bytes, expected %d", n, bytes)
+			}
+			if b.forget(); slices.ContainsFunc(b.vector[:], func(v unix.Iovec) bool { return v.Base != nil }) {
+				t.Fatal("the vector still points to memory that was lent")
 			}
 			// The kernel takes all, nothing, or some; meanwhile others send.
 			n := []int{bytes, 0, rng.IntN(bytes + 1), rng.IntN(min(bytes, 200) + 1)}[rng.IntN(4)]

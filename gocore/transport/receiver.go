@@ -30,6 +30,8 @@ type receiver struct {
 	conns    map[uint32]*conn // adopted ones
 	vector   [2]unix.Iovec
 	nextTick time.Time
+
+	ownHeader wire.Header // of the packet in Handler.Local; a field, so that it is not allocated
 }
 
 func newReceiver(t *Transport, p *poller) *receiver {

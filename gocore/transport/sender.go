@@ -115,7 +115,6 @@ func (s *sender) finish() (wake *poller) {
 			t.recycle(p.run)
 		}
 	}
-	s.batch.done = 0
 	c.writing, c.writable = false, !s.full
 	c.parted, c.broken = c.parted || s.parted, s.broken
 	if s.parted || s.broken != nil {

@@ -309,7 +309,7 @@ func echoes(t testing.TB, n, size int) (start func(), done chan struct{}, nodes 
 }
 
 func TestNothingIsAllocatedPerPacket(t *testing.T) {
-	const packets = 20_000
+	const packets = 4000
 	for _, size := range []int{4, 4096, wire.PacketBytes} {
 		start, done, _ := echoes(t, packets, size)
 		var before, after runtime.MemStats
