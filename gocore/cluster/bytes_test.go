@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"fptps/gocore/van"
+	"fptps/gocore/wire"
 	"fptps/gocore/wire/pspb"
 )
 
@@ -81,6 +82,46 @@ func withoutOwn(t *testing.T, raw []byte, kind string) []byte {
 		raw = raw[size:]
 	}
 	return out
+}
+
+func TestViews(t *testing.T) {
+	me := Member{ID: 9, Role: RoleWorker, Host: "w", Port: 5, Incarnation: 7, Protocol: Protocol}
+	server := Member{ID: 8, Role: RoleServer, Host: "s", Port: 5, Incarnation: 8, Protocol: Protocol}
+	scheduler := Member{ID: 1, Role: RoleScheduler, Host: "sched", Port: 5, Protocol: Protocol}
+	change := func(m Member, f func(*Member)) Member { f(&m); return m }
+	for name, c := range map[string]struct {
+		members []Member
+		good    bool
+	}{
+		"whole":                   {[]Member{me, server, scheduler}, true},
+		"of a ps-lite scheduler":  {[]Member{change(me, func(m *Member) { m.Protocol = 0 }), scheduler}, true},
+		"empty":                   {nil, false},
+		"without me":              {[]Member{server, scheduler}, false},
+		"an earlier process":      {[]Member{change(me, func(m *Member) { m.Incarnation++ }), scheduler}, false},
+		"another port":            {[]Member{change(me, func(m *Member) { m.Port++ }), scheduler}, false},
+		"another role":            {[]Member{change(me, func(m *Member) { m.Role, m.ID = RoleServer, 10 }), scheduler}, false},
+		"one id twice":            {[]Member{me, change(me, func(m *Member) { m.Port++ }), scheduler}, false},
+		"a server's id":           {[]Member{change(me, func(m *Member) { m.ID = 8 }), scheduler}, false},
+		"an id too large":         {[]Member{me, change(server, func(m *Member) { m.ID = 8 + 2*wire.MaxWorkers }), scheduler}, false},
+		"no id":                   {[]Member{change(me, func(m *Member) { m.ID = 0 }), scheduler}, false},
+		"no scheduler":            {[]Member{me, server}, false},
+		"the scheduler not last":  {[]Member{me, scheduler, server}, false},
+		"two schedulers":          {[]Member{me, scheduler, scheduler}, false},
+		"a share too large":       {[]Member{me, change(server, func(m *Member) { m.Share = wire.MaxShare + 1 }), scheduler}, false},
+		"a port too large":        {[]Member{me, change(server, func(m *Member) { m.Port = 65536 }), scheduler}, false},
+		"no host":                 {[]Member{me, change(server, func(m *Member) { m.Host = "" }), scheduler}, false},
+		"a host that is no name":  {[]Member{me, change(server, func(m *Member) { m.Host = "eth0;1.2.3.4" }), scheduler}, false},
+		"a host that is too long": {[]Member{me, change(server, func(m *Member) { m.Host = strings.Repeat("x", 254) }), scheduler}, false},
+	} {
+		m := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode)}}
+		for _, member := range c.members {
+			m.Control.Node = append(m.Control.Node, nodeOf(member))
+		}
+		v, err := viewOf(m, me)
+		if (err == nil) != c.good || c.good && v.Self != me.ID {
+			t.Errorf("%s: self %d, error %v, want good %v", name, v.Self, err, c.good)
+		}
+	}
 }
 
 // FuzzScheduler: whatever messages come from whomever, the scheduler neither

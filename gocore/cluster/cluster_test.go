@@ -140,26 +140,24 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// Every worker learns of a disagreement, however late it declares.
-func TestDisagreementIsToldToTheLast(t *testing.T) {
+// All hear of a disagreement at once, when the last one has declared: who heard of it
+// earlier might leave, and the rest would hear of that instead.
+func TestDisagreementIsToldToAllAtOnce(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(3, 0)
-		b.each(2, func(i int) error {
-			_, err := declare(w[i], 5, uint64(4+4*i), wire.Int32)
-			wantError(b.t, err, fault.Mismatch, "worker 0 has 4 bytes of int32; worker 1 has 8 bytes of int32")
-			return nil
-		})
-		again := make(chan error, 1)
-		w[0].Declare(5, 4, wire.Int32, func(_ uint32, err error) { again <- err })
+		told := make(chan error, 3)
+		declareLate := func(i int) {
+			w[i].Declare(5, uint64(4+i%2*4), wire.Int32, func(_ uint32, err error) { told <- err })
+		}
+		declareLate(0)
+		declareLate(1)
 		time.Sleep(time.Hour)
-		_, err := declare(w[2], 5, 4, wire.Int32)
-		wantError(b.t, err, fault.Mismatch, "workers 0, 2 have 4 bytes of int32; worker 1 has 8 bytes of int32")
-		b.each(2, func(i int) error {
-			_, err := declare(w[1+i], 5, 4, wire.Int32)
-			return err
-		})
-		if err := <-again; err != nil {
-			t.Error(err)
+		if len(told) > 0 {
+			t.Errorf("told before the last one has declared: %v", <-told)
+		}
+		declareLate(2)
+		for range 3 {
+			wantError(t, <-told, fault.Mismatch, "workers 0, 2 have 4 bytes of int32; worker 1 has 8 bytes of int32")
 		}
 	})
 }
@@ -199,6 +197,10 @@ func TestBarriersInARow(t *testing.T) {
 			if got := <-order; got != want {
 				t.Errorf("barrier %d ended in place %d", got, want)
 			}
+		}
+		b.runner.Close()
+		if got := b.runner.scheduler.Counts(); got != (SchedulerCounts{}) {
+			t.Errorf("the scheduler met strangers: %+v", got)
 		}
 	})
 }

@@ -46,15 +46,10 @@ type agreement struct {
 	id uint32
 }
 
-// declaration is a key that some workers have declared. From the first
-// disagreement on it is broken: everyone who has declared it was told at once, who
-// declares it later is told then. When all have been told it is forgotten, and the
-// key may be declared anew.
+// declaration is a key that some workers have declared, not all.
 type declaration struct {
 	key      uint64
-	opinions map[int]opinion // by rank; of a broken one: those who have been told
-	broken   bool
-	again    map[int]opinion // declared anew while others still had to be told
+	opinions map[int]opinion // by rank
 	since    time.Time
 	place    *list.Element
 }
@@ -63,8 +58,11 @@ func newLedger(workers int) *ledger {
 	return &ledger{workers: workers, agreed: map[uint64]agreement{}, open: map[uint64]*declaration{}}
 }
 
-// declare takes one worker's declaration. twice is true when the worker has not
-// been answered on this key yet, which no worker of ours does.
+// declare takes one worker's declaration. Nobody is answered before all have
+// declared, so that all hear the same: whoever heard of a disagreement earlier might
+// leave, and the rest would hear of that instead. After a disagreement the key is
+// forgotten and may be declared anew. twice is true when the worker has not been
+// answered on this key yet, which no worker of ours does.
 func (l *ledger) declare(now time.Time, rank int, key uint64, o opinion) (replies []reply, twice bool) {
 	if reason := o.refusal(); reason != "" {
 		return []reply{refusedReply(rank, key, reason)}, false
@@ -82,62 +80,39 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o opinion) (replie
 		}
 		d = l.begin(now, key)
 	}
-	if d.broken {
-		return l.declareBroken(now, d, rank, o)
-	}
 	if _, twice := d.opinions[rank]; twice {
 		return nil, true
 	}
-	for _, other := range d.opinions {
-		d.broken = d.broken || other != o
-	}
 	d.opinions[rank] = o
-	switch {
-	case d.broken:
-		for _, r := range ranks(d.opinions) {
-			replies = append(replies, reply{r, disagreement(key, d.opinions)})
-		}
-		return append(replies, l.retire(now, d)...), false
-	case len(d.opinions) == l.workers:
-		l.forget(d)
-		a := agreement{o, uint32(len(l.agreed))}
-		l.agreed[key] = a
-		for _, r := range ranks(d.opinions) {
-			replies = append(replies, declaredReply(r, key, a.id))
-		}
-	}
-	return replies, false
-}
-
-// declareBroken takes a declaration of a key on which the workers disagree already.
-func (l *ledger) declareBroken(now time.Time, d *declaration, rank int, o opinion) (replies []reply, twice bool) {
-	if _, told := d.opinions[rank]; told {
-		if _, twice := d.again[rank]; twice {
-			return nil, true
-		}
-		d.again[rank] = o
+	if len(d.opinions) < l.workers {
 		return nil, false
 	}
-	d.opinions[rank] = o
-	return append([]reply{{rank, disagreement(d.key, d.opinions)}}, l.retire(now, d)...), false
+	l.forget(d)
+	return l.conclude(d), false
 }
 
-// retire forgets a broken declaration once all have been told, and takes up what
-// was declared anew meanwhile.
-func (l *ledger) retire(now time.Time, d *declaration) (replies []reply) {
-	if len(d.opinions) < l.workers {
-		return nil
+// conclude answers everyone: with an id where all agree.
+func (l *ledger) conclude(d *declaration) (replies []reply) {
+	a := agreement{d.opinions[0], uint32(len(l.agreed))}
+	agreed := true
+	for _, o := range d.opinions {
+		agreed = agreed && o == a.opinion
 	}
-	l.forget(d)
-	for _, rank := range ranks(d.again) {
-		more, _ := l.declare(now, rank, d.key, d.again[rank])
-		replies = append(replies, more...)
+	if agreed {
+		l.agreed[d.key] = a
+	}
+	for _, r := range ranks(d.opinions) {
+		if agreed {
+			replies = append(replies, declaredReply(r, d.key, a.id))
+		} else {
+			replies = append(replies, reply{r, disagreement(d.key, d.opinions)})
+		}
 	}
 	return replies
 }
 
 func (l *ledger) begin(now time.Time, key uint64) *declaration {
-	d := &declaration{key: key, opinions: map[int]opinion{}, again: map[int]opinion{}, since: now}
+	d := &declaration{key: key, opinions: map[int]opinion{}, since: now}
 	d.place = l.oldest.PushBack(d)
 	l.open[key] = d
 	return d
@@ -180,11 +155,7 @@ func (l *ledger) overdue(now time.Time) []stuck {
 		}
 		scanned++
 		s := stuck{key: d.key}
-		waiting := d.opinions
-		if d.broken {
-			waiting = d.again
-		}
-		for _, rank := range ranks(waiting) {
+		for _, rank := range ranks(d.opinions) {
 			if !named[rank] {
 				named[rank] = true
 				s.waits = append(s.waits, rank)

@@ -40,7 +40,7 @@ type Postoffice struct {
 	beat     time.Time // of the next heartbeat
 	heard    time.Time // last word of the scheduler
 	ticked   time.Time
-	strays   int
+	strays   uint64
 }
 
 func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
@@ -276,6 +276,9 @@ func (p *Postoffice) due() time.Time {
 }
 
 func (p *Postoffice) ended(err error) {
+	if dropped := p.loop.van.Stats().Rejected + p.strays; dropped > 0 {
+		p.log.Warn("the control plane has dropped messages of strangers", "messages", dropped)
+	}
 	if err == nil {
 		p.fail(fault.New(fault.Closed, "%s has left its cluster", Name(p.view.Self)))
 		return

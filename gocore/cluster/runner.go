@@ -87,6 +87,10 @@ func (r *Runner) tick(now time.Time) { r.perform(r.scheduler.Tick(now)) }
 func (r *Runner) due() time.Time { return r.scheduler.Due() }
 
 func (r *Runner) ended(err error) {
+	counts := r.scheduler.Counts()
+	if dropped := r.loop.van.Stats().Rejected + counts.Strays; dropped+counts.Refused > 0 {
+		r.log.Warn("scheduler: has turned strangers away", "messages", dropped, "joiners", counts.Refused)
+	}
 	if err == nil {
 		r.finish(fault.New(fault.Closed, "scheduler: closed before the cluster had ended"))
 		return

@@ -121,7 +121,8 @@ func (s *script) cluster(values map[string]string) {
 
 func (s *script) joinMessage(words []string, values map[string]string) *pspb.Meta {
 	roles := map[string]Role{"server": RoleServer, "worker": RoleWorker, "scheduler": RoleScheduler, "nobody": 77}
-	host, port, _ := strings.Cut(words[1], ":")
+	colon := strings.LastIndex(words[1], ":")
+	host, port := words[1][:colon], words[1][colon+1:]
 	m := Member{
 		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
 		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: uint32(number(values["share"], 1)),

@@ -166,12 +166,31 @@ func TestRubbishMessages(t *testing.T) {
 	}
 }
 
-// A frame that is too long ends its connection; the sender may come again.
+// A frame that is too long ends its connection before it is read.
 func TestFrameTooLong(t *testing.T) {
 	s := newVictim(t)
-	sendFrames(t, s.dealer("ps9"), make([]byte, MaxFrame+1))
-	s.stillWorks(s.dealer("ps11"), 11)
+	d := s.dealer("ps9")
+	ctx, err := d.Context()
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := ctx.NewSocket(zmq.PAIR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	if err := errors.Join(d.Monitor("inproc://events", zmq.EVENT_DISCONNECTED), events.Connect("inproc://events")); err != nil {
+		t.Fatal(err)
+	}
+	s.stillWorks(d, 9)
+	sendFrames(t, d, make([]byte, MaxFrame+1))
+	if _, _, _, err := events.RecvEvent(0); err != nil {
+		t.Fatal(err)
+	}
 	s.stillWorks(s.dealer("ps9"), 9)
+	if got := s.Stats(); got.Rejected != 0 || got.Received != 2 {
+		t.Errorf("counts %+v: the long frame was read", got)
+	}
 }
 
 func TestIdentities(t *testing.T) {

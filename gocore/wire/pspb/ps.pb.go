@@ -831,7 +831,7 @@ func (x *Declared) GetId() uint32 {
 	return 0
 }
 
-// Disagreement gives every declaration of the key so far.
+// Disagreement gives every worker's declaration of the key.
 type Disagreement struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *uint64                `protobuf:"varint,1,opt,name=key" json:"key,omitempty"`
