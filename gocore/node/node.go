@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -56,8 +57,15 @@ const (
 	closed
 )
 
+// spareProcs lets Go run as many threads beyond the cores, so that a loop that
+// becomes ready need not wait until a goroutine that computes gives way.
+const spareProcs = 2
+
+var setProcs = sync.OnceFunc(func() { runtime.GOMAXPROCS(runtime.NumCPU() + spareProcs) })
+
 // Open starts a node. It returns at once; Life tells how it goes on.
 func Open(c Config) *Node {
+	setProcs()
 	n := &Node{config: c, Tickets: kv.NewTickets()}
 	n.log = newLog(c)
 	n.ctx, n.cancel = context.WithCancel(context.Background())

@@ -423,7 +423,7 @@ func TestAwaitNamesTheMissing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	err := nodes[0].Await(ctx, []uint32{9, 11, 1, 10})
-	if err == nil || fault.CodeOf(err) != fault.Connect || !strings.Contains(err.Error(), "with worker 1, the scheduler, server 1: ") {
+	if err == nil || fault.CodeOf(err) != fault.Connect || !strings.Contains(err.Error(), "with worker 1, scheduler, server 1: ") {
 		t.Errorf("error %v", err)
 	}
 	nodes[0].Close()

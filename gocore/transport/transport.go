@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"strconv"
 	"sync"
 	"time"
 
@@ -307,15 +306,5 @@ func names(ids []uint32) string {
 	return s
 }
 
-// name is the role and rank that ps-lite's node id stands for.
-func name(id uint32) string {
-	switch {
-	case id == 1:
-		return "the scheduler"
-	case id >= 8 && id%2 == 0:
-		return "server " + strconv.Itoa(int(id-8)/2)
-	case id >= 9:
-		return "worker " + strconv.Itoa(int(id-9)/2)
-	}
-	return "node " + strconv.Itoa(int(id))
-}
+// name is what people call a node.
+func name(id uint32) string { return wire.NodeName(int(id)) }

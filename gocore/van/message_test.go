@@ -65,14 +65,14 @@ func TestDecodesPsLite(t *testing.T) {
 }
 
 func TestDecodeLimits(t *testing.T) {
-	nested := []byte{}
-	for range 3 {
-		nested = append([]byte{0x1a, byte(len(nested))}, nested...)
+	long, err := proto.Marshal(&pspb.Meta{Body: make([]byte, MaxMeta)})
+	if err != nil {
+		t.Fatal(err)
 	}
 	for name, frames := range map[string][][]byte{
 		"no frame":               {},
 		"too many frames":        make([][]byte, MaxFrames+1),
-		"too long":               {make([]byte, MaxMeta+1)},
+		"too long":               {long},
 		"no cmd":                 {{0x1a, 0x00}},
 		"no role":                {unhex(t, "1a 04 08 02 12 00")},
 		"a wrong type":           {unhex(t, "0a 00 ff")},
