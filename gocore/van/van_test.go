@@ -3,8 +3,8 @@ package van_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -77,8 +77,8 @@ func want(t *testing.T, v van.Van, from, head int, data ...string) {
 	for _, d := range e.Data {
 		got = append(got, string(d))
 	}
-	if e.From != from || int(e.Meta.GetHead()) != head || fmt.Sprintf("%q", got) != fmt.Sprintf("%q", data) && len(data)+len(got) > 0 {
-		t.Fatalf("got head %d from %d with %q, want %d from %d with %q", e.Meta.GetHead(), e.From, got, head, from, data)
+	if e.From != from || int(e.Meta.GetHead()) != head || !slices.Equal(got, data) {
+		t.Fatalf("got head %d from %d with %.20q, want %d from %d with %.20q", e.Meta.GetHead(), e.From, got, head, from, data)
 	}
 }
 
