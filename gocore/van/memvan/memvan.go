@@ -79,14 +79,13 @@ func (n *Network) deliver(to string, a arrival) {
 
 // memVan is one van of the network.
 type memVan struct {
-	net   *Network
-	host  string
-	inbox chan arrival
-	done  chan struct{}
-	once  sync.Once
-	// isolated: see Isolate
-	isolated atomic.Bool
-	mu       struct { // taken last: not while anything else is locked under it
+	net      *Network
+	host     string
+	inbox    chan arrival
+	done     chan struct{}
+	once     sync.Once
+	isolated atomic.Bool // see Isolate
+	mu       struct {    // nothing else is locked while it is held
 		sync.Mutex
 		id    int
 		peers map[int]*link
