@@ -154,6 +154,15 @@ func memory(pointer uintptr, bytes int64) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&pointer))), bytes)
 }
 
+// dtypeOf checks an element type as it comes from Python; what it does not fit in
+// becomes one that nothing accepts.
+func dtypeOf(dtype int64) wire.DType {
+	if dtype != int64(uint8(dtype)) {
+		return 0
+	}
+	return wire.DType(dtype)
+}
+
 // asked checks an operation and a priority as they come from Python.
 func asked(op, priority int64) (wire.Op, int32, error) {
 	if op != int64(wire.OpSum) && op != int64(wire.OpMean) {
@@ -169,7 +178,7 @@ func asked(op, priority int64) (wire.Op, int32, error) {
 func Init(h, key, dtype int64, pointer uintptr, bytes int64) (ticket int64, err error) {
 	defer failed(&err)
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Init(uint64(key), wire.DType(dtype), memory(pointer, bytes))
+		return w.Init(uint64(key), dtypeOf(dtype), memory(pointer, bytes))
 	})
 }
 
@@ -181,7 +190,7 @@ func Push(h, key, dtype int64, pointer uintptr, bytes, op, priority int64) (tick
 		return 0, err
 	}
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Push(uint64(key), wire.DType(dtype), memory(pointer, bytes), o, p)
+		return w.Push(uint64(key), dtypeOf(dtype), memory(pointer, bytes), o, p)
 	})
 }
 
@@ -189,7 +198,7 @@ func Push(h, key, dtype int64, pointer uintptr, bytes, op, priority int64) (tick
 func Pull(h, key, dtype int64, pointer uintptr, bytes int64) (ticket int64, err error) {
 	defer failed(&err)
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Pull(uint64(key), wire.DType(dtype), memory(pointer, bytes))
+		return w.Pull(uint64(key), dtypeOf(dtype), memory(pointer, bytes))
 	})
 }
 
@@ -201,7 +210,7 @@ func PushPull(h, key, dtype int64, pointer uintptr, bytes int64, out uintptr, op
 		return 0, err
 	}
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.PushPull(uint64(key), wire.DType(dtype), memory(pointer, bytes), memory(out, bytes), o, p)
+		return w.PushPull(uint64(key), dtypeOf(dtype), memory(pointer, bytes), memory(out, bytes), o, p)
 	})
 }
 
@@ -275,8 +284,11 @@ func Free(h int64) (zero int64, err error) {
 		return 0, err
 	}
 	handles.Lock()
+	defer handles.Unlock()
+	if handles.open[h] == nil {
+		return 0, nil
+	}
 	delete(handles.open, h)
-	handles.Unlock()
 	found.node.Tickets.Notify(nil)
 	if found.notify >= 0 {
 		unix.Close(found.notify)
@@ -323,6 +335,9 @@ func NotifyFd(h int64) (fd int64, err error) {
 	}
 	handles.Lock()
 	defer handles.Unlock()
+	if handles.open[h] == nil {
+		return 0, fault.New(fault.Closed, "the worker is closed: open another one")
+	}
 	if found.notify < 0 {
 		event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 		if err != nil {

@@ -15,9 +15,10 @@ type Action interface{ fmt.Stringer }
 // Connect says where a node can be reached. Nodes that have no id yet, or never
 // get one, are guests with ids below zero.
 type Connect struct {
-	ID   int
-	Host string
-	Port int
+	ID     int
+	Host   string
+	Port   int
+	PSLite bool // a program of dmlc ps-lite
 }
 
 // Disconnect forgets a node; Now without waiting for what was sent to it.
@@ -57,7 +58,13 @@ type Finished struct{}
 // Note is a line for the log.
 type Note struct{ Text string }
 
-func (a Connect) String() string { return fmt.Sprintf("connect %d to %s:%d", a.ID, a.Host, a.Port) }
+func (a Connect) String() string {
+	text := fmt.Sprintf("connect %d to %s:%d", a.ID, a.Host, a.Port)
+	if a.PSLite {
+		text += " (ps-lite)"
+	}
+	return text
+}
 
 func (a Disconnect) String() string {
 	if a.Now {

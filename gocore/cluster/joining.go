@@ -223,7 +223,7 @@ func (s *Scheduler) assign(now time.Time) {
 	s.do(Joined{View: s.view})
 	for _, id := range s.ids() {
 		m := s.members[id]
-		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})
+		s.do(Connect{ID: id, Host: m.Host, Port: m.Port, PSLite: m.Protocol == 0})
 		s.send(id, &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}})
 	}
 	for _, j := range s.joiners {

@@ -120,6 +120,9 @@ func (r *Runner) act(action Action) error {
 	v := r.loop.van
 	switch a := action.(type) {
 	case Connect:
+		if a.PSLite {
+			return v.ConnectPSLite(a.ID, a.Host, a.Port)
+		}
 		return v.Connect(a.ID, a.Host, a.Port)
 	case Disconnect:
 		v.Disconnect(a.ID, a.Now)

@@ -33,7 +33,7 @@ func (d *Handler) Place(node uint32, h *wire.Header) (transport.Landing, error) 
 		b := d.Aggregator.pool.Get(int(h.WireLen))
 		return transport.Landing{Bytes: b.Bytes, Owner: b}, nil
 	case h.Kind == wire.Sum && d.Worker != nil:
-		if region := d.Worker.place(h); region != nil {
+		if region := d.Worker.place(node, h); region != nil {
 			return transport.Landing{Bytes: region}, nil
 		}
 	case h.Kind == wire.Missing && d.Worker != nil: // rare; its bytes are read, so they are not shared between connections
@@ -60,14 +60,14 @@ func (d *Handler) Local(h *wire.Header, payload []byte) error {
 		return d.take(d.Self, h, payload, nil)
 	}
 	if payload != nil {
-		region := d.Worker.place(h)
+		region := d.Worker.place(d.Self, h)
 		if region == nil {
 			return nil
 		}
 		copy(region, payload)
 		payload = region
 	}
-	d.Worker.sum(h, payload)
+	d.Worker.sum(d.Self, h, payload)
 	return nil
 }
 
@@ -76,7 +76,7 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 	case (h.Kind == wire.Contrib || h.Kind == wire.Empty) && d.Aggregator != nil:
 		return d.Aggregator.add(node, h, payload, owned)
 	case h.Kind == wire.Sum && d.Worker != nil:
-		d.Worker.sum(h, payload)
+		d.Worker.sum(node, h, payload)
 		return nil
 	case h.Kind == wire.Missing && d.Worker != nil:
 		d.Worker.told(h, payload)

@@ -75,11 +75,11 @@ func (w *Worker) finish(tickets []*Ticket, err error) {
 }
 
 // place says where the payload of a sum is read to; nil where nobody wants it.
-func (w *Worker) place(h *wire.Header) []byte {
+func (w *Worker) place(node uint32, h *wire.Header) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t := w.mu.byID[h.Tensor]
-	if t == nil || !t.wants(h) {
+	if t == nil || !t.wants(node, h) {
 		return nil
 	}
 	return t.region(t.active.pulls[0].memory, h.Packet)
@@ -87,10 +87,10 @@ func (w *Worker) place(h *wire.Header) []byte {
 
 // sum takes a sum that landed where place said; landed is nil where it has no
 // payload. What nobody waits for (sent again, or late) is dropped.
-func (w *Worker) sum(h *wire.Header, landed []byte) {
+func (w *Worker) sum(node uint32, h *wire.Header, landed []byte) {
 	w.mu.Lock()
 	t := w.mu.byID[h.Tensor]
-	if t == nil || !t.wants(h) {
+	if t == nil || !t.wants(node, h) {
 		w.mu.Unlock()
 		return
 	}

@@ -262,3 +262,26 @@ func TestPriorityRange(t *testing.T) {
 		}
 	}
 }
+
+// A sum is taken only from the node that sums the packet: while one is being read
+// into the caller's array, that of another must not end the ticket.
+func TestSumOfAnotherNodeIsUnwanted(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	array := make([]byte, size)
+	ticket, err := d.Worker.PushPull(1, wire.Uint8, array, array, wire.OpSum, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.letGo()
+	for p := range uint32(3) {
+		raw := uint32(wire.PacketLen(size, p))
+		h := wire.Header{Kind: wire.Sum, DType: wire.Uint8, Tensor: 1, Packet: p, Run: 1, Round: 1, RawLen: raw}
+		if region := d.Worker.place(11, &h); region != nil {
+			t.Fatalf("packet %d of node 11 would land in the array", p)
+		}
+		d.Worker.sum(11, &h, nil)
+	}
+	if ticket.Done() {
+		t.Error("the ticket has ended by the sums of a node that sums nothing")
+	}
+}

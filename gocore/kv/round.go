@@ -91,22 +91,33 @@ func (t *tensor) begin(o *operation) []sending {
 	}
 	out := make([]sending, 0, len(t.runs))
 	for _, run := range t.runs {
-		h := wire.Header{
-			Kind: wire.Contrib, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: run.First, Run: 1,
-			Round: t.round, Priority: o.priority,
-		}
-		var data []byte
 		if o.source == nil {
-			h.Kind, h.Run = wire.Empty, run.Count
-			h.RawLen = uint32(wire.PacketLen(t.size, run.First+run.Count-1))
-		} else {
-			from := uint64(run.First) * wire.PacketBytes
-			data = o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
+			out = t.zeros(o, run, out)
+			continue
 		}
-		o.queued.Add(1)
-		out = append(out, sending{run.Node, h, data, o})
+		from := uint64(run.First) * wire.PacketBytes
+		data := o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
+		out = append(out, sending{run.Node, t.header(wire.Contrib, o, run.First), data, o})
+	}
+	o.queued.Add(int32(len(out)))
+	return out
+}
+
+// zeros appends EMPTY for a run of packets, in as many headers as it takes.
+func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
+	for end := run.First + run.Count; run.First < end; run.First += wire.MaxRun {
+		h := t.header(wire.Empty, o, run.First)
+		h.Run = min(end-run.First, wire.MaxRun)
+		h.RawLen = uint32(wire.PacketLen(t.size, run.First+h.Run-1))
+		out = append(out, sending{run.Node, h, nil, o})
 	}
 	return out
+}
+
+func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header {
+	return wire.Header{
+		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Priority: o.priority,
+	}
 }
 
 // sending is a run of packets on its way to the transport, which is called only
@@ -118,11 +129,22 @@ type sending struct {
 	owner  *operation
 }
 
-// wants tells whether packet p of round is one that the tensor waits for.
-func (t *tensor) wants(h *wire.Header) bool {
+// wants tells whether the tensor waits for the sum h of node, which has to be the
+// one that sums this packet: a payload of another may still be on its way into the
+// caller's array when the ticket has ended.
+func (t *tensor) wants(node uint32, h *wire.Header) bool {
 	o := t.active
 	return o != nil && h.Round == t.round && h.Packet < t.packets && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
-		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype
+		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype && t.owner(h.Packet) == node
+}
+
+// owner is the node that sums a packet.
+func (t *tensor) owner(packet uint32) uint32 {
+	i := 0
+	for t.runs[i].First+t.runs[i].Count <= packet {
+		i++
+	}
+	return t.runs[i].Node
 }
 
 // arrived notes that the sum of packet h is in landed (nil: it is all zeros, or

@@ -62,11 +62,10 @@ func (t *Tickets) Finish(ticket *Ticket, err error) {
 	ticket.err = err
 	close(ticket.done)
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.mu.ended = append(t.mu.ended, ticket.ID)
-	notify := t.mu.notify
-	t.mu.Unlock()
-	if notify != nil {
-		notify()
+	if t.mu.notify != nil {
+		t.mu.notify()
 	}
 }
 
@@ -126,7 +125,8 @@ func (t *Tickets) Explain(id int64) string {
 	return ticket.explain()
 }
 
-// Notify has f called, from any thread, whenever a ticket ends.
+// Notify has f called, from any thread, whenever a ticket ends. f must not block. On
+// return the function before it is not running, and will not run again.
 func (t *Tickets) Notify(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

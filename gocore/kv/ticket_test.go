@@ -146,3 +146,18 @@ func TestExplainOfATicket(t *testing.T) {
 		t.Error("an ended ticket waits for something")
 	}
 }
+
+// Once Notify returns, the function before it is not running: its file descriptor
+// may be closed.
+func TestNotifyWaitsForTheCallUnderWay(t *testing.T) {
+	tickets := NewTickets()
+	entered, leave, left := make(chan bool), make(chan bool), false
+	tickets.Notify(func() { entered <- true; <-leave; left = true })
+	go tickets.Finish(tickets.New(nil), nil)
+	<-entered
+	go func() { leave <- true }()
+	tickets.Notify(nil)
+	if !left {
+		t.Error("Notify returned while the function was running")
+	}
+}

@@ -188,9 +188,9 @@ func TestPullsWhilePushing(t *testing.T) {
 	sums := func(round uint64) {
 		for p := range uint32(packets) {
 			h := wire.Header{Kind: wire.Sum, DType: wire.Uint8, Tensor: 1, Packet: p, Round: round, RawLen: wire.PacketBytes}
-			if region := d.place(&h); region != nil { // nil while the round waits for the pull
+			if region := d.place(8, &h); region != nil { // nil while the round waits for the pull
 				region[0], region[wire.PacketBytes-1] = byte(round), byte(round)
-				d.Worker.sum(&h, region)
+				d.Worker.sum(8, &h, region)
 			}
 		}
 	}
@@ -263,7 +263,7 @@ func TestWhatIsSent(t *testing.T) {
 			d.letGo()
 			for p := range uint32(3) {
 				raw := uint32(wire.PacketLen(size-1, p))
-				d.Worker.sum(&wire.Header{Kind: wire.Sum, DType: wire.Float32, Tensor: 5, Packet: p, RawLen: raw}, nil)
+				d.Worker.sum(d.mu.byKey[1].owner(p), &wire.Header{Kind: wire.Sum, DType: wire.Float32, Tensor: 5, Packet: p, RawLen: raw}, nil)
 			}
 		}
 		c.do(d, array)

@@ -189,6 +189,7 @@ func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
 			accept = append(accept, m.ID)
 		}
 	}
+	slices.Sort(dial) // the scheduler first: it is to know who dies while it dials the others
 	return dial, accept
 }
 

@@ -33,6 +33,7 @@ type Node struct {
 	ctx    context.Context // ends when the node closes
 	cancel context.CancelFunc
 	life   *kv.Ticket // see Life
+	ending sync.Mutex // held throughout end
 
 	mu struct {
 		sync.Mutex
@@ -135,6 +136,8 @@ func (n *Node) fail(err error) {
 // end takes the node apart at once: operations that wait end with err, and last,
 // when nothing of the node is left, its life.
 func (n *Node) end(err error) {
+	n.ending.Lock() // who comes second returns when all is done, too
+	defer n.ending.Unlock()
 	n.mu.Lock()
 	tr, alone, post, scheduler := n.mu.transport, n.mu.alone, n.mu.post, n.mu.scheduler
 	worker := n.mu.worker
@@ -241,12 +244,12 @@ func (n *Node) Close(orderly bool) *kv.Ticket {
 	n.mu.Lock()
 	state, failure, post := n.mu.state, n.mu.failure, n.mu.post
 	n.mu.Unlock()
-	leave := func(err error) {
+	leave := func(err error, all bool) {
 		go n.guard(func() error {
 			err := n.cause(err)
 			if err != nil {
 				n.fail(err)
-			} else if orderly {
+			} else if all {
 				n.goodbye()
 			}
 			n.shut()
@@ -256,11 +259,11 @@ func (n *Node) Close(orderly bool) *kv.Ticket {
 	}
 	switch {
 	case orderly && failure != nil:
-		leave(failure)
+		leave(failure, false)
 	case orderly && state == joined && post != nil:
-		post.Barrier(cluster.AllGroup, leave)
+		post.Barrier(cluster.AllGroup, func(err error) { leave(err, true) })
 	default:
-		leave(nil)
+		leave(nil, false)
 	}
 	return ticket
 }

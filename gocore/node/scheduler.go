@@ -1,6 +1,10 @@
 package node
 
 import (
+	"context"
+	"fmt"
+	"time"
+
 	"fptps/gocore/cluster"
 	"fptps/gocore/kv"
 	"fptps/gocore/transport"
@@ -63,4 +67,20 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	n.mu.view, n.mu.hasJoined = view, true
 	n.mu.Unlock()
 	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), handler)
+	go n.guard(func() error { n.expect(tr, runner, nodes); return nil })
+}
+
+// connectTime is how long a node may take from its id to its data connection with
+// the scheduler. One that died in between would be noticed by nobody else.
+const connectTime = 4 * time.Second
+
+// expect tells the scheduler of the first node that makes no data connection.
+func (n *Node) expect(tr *transport.Transport, runner *cluster.Runner, nodes []int) {
+	ctx, cancel := context.WithTimeout(n.ctx, connectTime)
+	defer cancel()
+	for _, id := range nodes {
+		if tr.Await(ctx, []uint32{uint32(id)}) != nil && n.ctx.Err() == nil {
+			runner.Gone(id, fmt.Sprintf("it made no data connection within %v of joining", connectTime))
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package van
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 
@@ -48,11 +49,20 @@ func Decode(identity []byte, frames [][]byte) (*Envelope, error) {
 	return &Envelope{From: parseIdentity(identity), Meta: m, Data: frames[1:]}, nil
 }
 
-// identity is what a node's connections are called, as ps-lite has it.
-func identity(id int) string { return "ps" + strconv.Itoa(id) }
+// identity is what a node's connections are called: ps-lite's "ps<id>", and between
+// our own nodes "ps<id>-<secret>". A ROUTER gives a connection's place to whoever
+// connects under the same name, which therefore no stranger must be able to guess.
+func identity(id int, secret string) string {
+	name := "ps" + strconv.Itoa(id)
+	if secret != "" {
+		name += "-" + secret
+	}
+	return name
+}
 
 // parseIdentity gives the id in an identity; 0 for what no identified node sends.
 func parseIdentity(b []byte) int {
+	b, _, _ = bytes.Cut(b, []byte("-"))
 	if len(b) < 3 || len(b) > 7 || b[0] != 'p' || b[1] != 's' || b[2] == '0' {
 		return 0
 	}

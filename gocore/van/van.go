@@ -36,6 +36,9 @@ type Van interface {
 	// ends when what was sent over it has left. It does not wait for the other
 	// side: messages are kept until it can be reached.
 	Connect(id int, host string, port int) error
+	// ConnectPSLite is Connect to a program of dmlc ps-lite, which has to know this
+	// node by its bare identity.
+	ConnectPSLite(id int, host string, port int) error
 	// Disconnect forgets the node. What was sent to it still leaves, unless it
 	// takes longer than a bound, or now is true.
 	Disconnect(id int, now bool)

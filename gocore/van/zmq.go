@@ -1,6 +1,7 @@
 package van
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -45,6 +46,7 @@ const (
 // libzmq before MaxFrames can stop it: only a peer that speaks ZeroMQ's protocol can
 // send one, and keeping those out is the network's part.
 type zmqVan struct {
+	secret  string // in the names of this node's connections
 	log     *slog.Logger
 	ctx     *zmq.Context
 	rejects *rejects
@@ -76,7 +78,7 @@ func NewZMQ(log *slog.Logger) (Van, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting ZeroMQ: %w", err)
 	}
-	v := &zmqVan{log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller(), queue: sendQueue}
+	v := &zmqVan{secret: rand.Text(), log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller(), queue: sendQueue}
 	v.mu.dealers = map[int]*zmq.Socket{}
 	if err := v.open(); err != nil {
 		v.Close()
@@ -170,6 +172,15 @@ func (v *zmqVan) Identify(id int) {
 
 // Connect implements Van.
 func (v *zmqVan) Connect(id int, host string, port int) error {
+	return v.connect(id, host, port, v.secret)
+}
+
+// ConnectPSLite implements Van.
+func (v *zmqVan) ConnectPSLite(id int, host string, port int) error {
+	return v.connect(id, host, port, "")
+}
+
+func (v *zmqVan) connect(id int, host string, port int, secret string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closing.Load() {
@@ -190,7 +201,7 @@ func (v *zmqVan) Connect(id int, host string, port int) error {
 		keepAlive(dealer),
 	)
 	if v.mu.id != 0 {
-		err = errors.Join(err, dealer.SetIdentity(identity(v.mu.id)))
+		err = errors.Join(err, dealer.SetIdentity(identity(v.mu.id, secret)))
 	}
 	if err == nil {
 		err = dealer.Connect("tcp://" + join(host, strconv.Itoa(port)))

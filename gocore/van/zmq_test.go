@@ -309,3 +309,36 @@ func TestIPv6(t *testing.T) {
 		t.Errorf("got %v, %v", e, err)
 	}
 }
+
+// A stranger that presents itself under a member's id does not get that node's place.
+func TestStrangerUnderAMembersID(t *testing.T) {
+	s := newVictim(t)
+	v, err := NewZMQ(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	v.Identify(9)
+	if err := v.Connect(1, "127.0.0.1", s.port); err != nil {
+		t.Fatal(err)
+	}
+	exchange := func(n int32) {
+		t.Helper()
+		if err := v.Send(1, &pspb.Meta{AppId: proto.Int32(n)}); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			select {
+			case e := <-s.messages:
+				if e.Meta.GetAppId() == n && e.From == 9 {
+					return
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatalf("message %d of the member does not arrive", n)
+			}
+		}
+	}
+	exchange(1)
+	s.stillWorks(s.dealer("ps9"), 9) // the stranger, connected for certain
+	exchange(2)
+}

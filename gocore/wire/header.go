@@ -94,8 +94,8 @@ func (h *Header) Put(b []byte) {
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Get decodes and checks b[:HeaderBytes]. Whatever the bytes, the header of a nil
-// error is one that some node could have sent: no field of it can make the reader
-// allocate more than a packet.
+// error is one that some node could have sent: no field of it makes the reader
+// allocate more than a packet, or the slots of MaxRun packets.
 func (h *Header) Get(b []byte) error {
 	_ = b[HeaderBytes-1]
 	le := binary.LittleEndian
@@ -137,7 +137,7 @@ func (h *Header) check() error {
 			return fmt.Errorf("%d bytes on the wire for %d, run %d", h.WireLen, h.RawLen, h.Run)
 		}
 	case Empty:
-		if !h.DType.Valid() || h.WireLen != 0 || h.Run == 0 || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
+		if !h.DType.Valid() || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
 			return fmt.Errorf("empty contribution of %v over %d packets with %d bytes", h.DType, h.Run, h.WireLen)
 		}
 	case Missing:

@@ -7,6 +7,10 @@ const (
 	// enough that a header and its share of a system call cost little.
 	PacketBytes = 32 << 10
 
+	// MaxRun bounds the packets that one Empty speaks for: 256 MB. An aggregator
+	// keeps a few hundred bytes for each.
+	MaxRun = 8192
+
 	// MaxTensorBytes keeps packet numbers in 32 bits with room for arithmetic.
 	MaxTensorBytes = 1 << 40
 

@@ -236,6 +236,6 @@ func (n *Network) drop() {
 	n.mu.queue = nil
 	n.mu.Unlock()
 	for _, r := range rest {
-		release(r.m.Owner)
+		guard(func() error { release(r.m.Owner); return nil }) // a panic in one must not keep the others
 	}
 }

@@ -163,6 +163,9 @@ func (v *memVan) Connect(id int, host string, port int) error {
 	return nil
 }
 
+// ConnectPSLite implements van.Van.
+func (v *memVan) ConnectPSLite(id int, host string, port int) error { return v.Connect(id, host, port) }
+
 // Disconnect implements van.Van.
 func (v *memVan) Disconnect(id int, now bool) {
 	v.mu.Lock()
