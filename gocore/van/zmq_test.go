@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	zmq "github.com/pebbe/zmq4"
 	"google.golang.org/protobuf/proto"
