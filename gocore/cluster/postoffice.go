@@ -211,6 +211,7 @@ func (p *Postoffice) lose(id int, why string) {
 		p.loop.van.Disconnect(id, true) // so that Close does not wait for it
 	}
 	p.fail(lostError(id, why))
+	p.loop.van.Disconnect(wire.SchedulerID, true) // there is nothing left to say, and maybe nobody to hear it
 	p.events.lost(id, why)
 }
 

@@ -23,7 +23,7 @@ from .output import LineSplitter, Printer
 HOST: Final = "127.0.0.1"
 GRACE_S: Final = 5.0
 """How long processes may take to end by themselves once one has failed."""
-DONE_S: Final = 2.0
+DONE_S: Final = 4.0
 """How long the scheduler and servers may take to end by themselves once all workers have ended: they left together."""
 KILL_S: Final = 3.0
 """How long they may take after a signal, before SIGKILL."""
