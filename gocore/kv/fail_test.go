@@ -234,3 +234,28 @@ func TestExplain(t *testing.T) {
 	d.letGo()
 	d.explains(first, "")
 }
+
+// TestPanicFreesTheLock: a bug that panics in the middle of a change leaves nobody
+// waiting for the worker's lock, and Fail still ends what is open.
+func TestPanicFreesTheLock(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	push := d.push(1, make([]byte, size))
+	d.letGo()
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		d.Worker.mu.byID[1].active.pulls[0].memory = nil
+		d.arrive(wire.Header{Kind: wire.Sum, Tensor: 1, Round: 1, Packet: 1, RawLen: wire.PacketBytes}, nil)
+	}()
+	if !d.Worker.mu.TryLock() {
+		t.Fatal("the lock is held")
+	}
+	d.Worker.mu.Unlock()
+	d.Fail(fault.New(fault.Internal, "broken"))
+	d.ended(push, fault.Internal)
+	_, err := d.Pull(1, wire.Uint8, make([]byte, size))
+	d.refused(fault.Internal, nil, err)
+}

@@ -23,8 +23,32 @@ func (w *Worker) advance(t *tensor) []sending {
 	return t.begin(o)
 }
 
-// send hands runs to the transport. The worker's lock is free here: the transport
-// may wake its thread by a system call, and may call Release at once.
+// effects is what a change of the worker's state asks for once its lock is free.
+type effects struct {
+	sends []sending
+	ended []*Ticket
+	err   error // of those that ended
+}
+
+// step changes the worker's state and then does what the change asks for. The lock
+// is free again even where change panics: who comes next gets an error from Fail,
+// and does not wait for ever. It is free before send, too: the transport may wake
+// its thread by a system call, and may call Release at once.
+func (w *Worker) step(change func() effects) {
+	e := w.locked(change)
+	w.send(e.sends)
+	for _, t := range e.ended {
+		w.Tickets.Finish(t, e.err)
+	}
+}
+
+func (w *Worker) locked(change func() effects) effects {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return change()
+}
+
+// send hands runs to the transport.
 func (w *Worker) send(out []sending) {
 	for _, s := range out {
 		s.header.Plan = w.Plan.Version
@@ -38,11 +62,7 @@ func (o *operation) Release() {
 	if o.queued.Add(-1) > 0 {
 		return
 	}
-	w := o.worker
-	w.mu.Lock()
-	ended, err := w.end(o), o.err
-	w.mu.Unlock()
-	w.finish(ended, err)
+	o.worker.step(func() effects { return effects{ended: o.worker.end(o), err: o.err} })
 }
 
 // end takes o's tickets once its sum is whole and no queue refers to its array:
@@ -68,12 +88,6 @@ func (w *Worker) end(o *operation) []*Ticket {
 	return tickets
 }
 
-func (w *Worker) finish(tickets []*Ticket, err error) {
-	for _, t := range tickets {
-		w.Tickets.Finish(t, err)
-	}
-}
-
 // place says where the payload of a sum is read to; nil where nobody wants it.
 func (w *Worker) place(node uint32, h *wire.Header) []byte {
 	w.mu.Lock()
@@ -88,24 +102,20 @@ func (w *Worker) place(node uint32, h *wire.Header) []byte {
 // sum takes a sum that landed where place said; landed is nil where it has no
 // payload. What nobody waits for (sent again, or late) is dropped.
 func (w *Worker) sum(node uint32, h *wire.Header, landed []byte) {
-	w.mu.Lock()
-	t := w.mu.byID[h.Tensor]
-	if t == nil || !t.wants(node, h) {
-		w.mu.Unlock()
-		return
-	}
-	w.mu.stats.BytesPulled += uint64(h.RawLen)
-	o := t.active
-	if !t.arrived(h, landed) {
-		w.mu.Unlock()
-		return
-	}
-	t.active = nil
-	ended, err := w.end(o), o.err
-	out := w.advance(t)
-	w.mu.Unlock()
-	w.send(out)
-	w.finish(ended, err)
+	w.step(func() effects {
+		t := w.mu.byID[h.Tensor]
+		if t == nil || !t.wants(node, h) {
+			return effects{}
+		}
+		w.mu.stats.BytesPulled += uint64(h.RawLen)
+		o := t.active
+		if !t.arrived(h, landed) {
+			return effects{}
+		}
+		t.active = nil
+		ended := w.end(o)
+		return effects{sends: w.advance(t), ended: ended, err: o.err}
+	})
 }
 
 // told takes an aggregator's word on whom a round waits for.
@@ -115,69 +125,76 @@ func (w *Worker) told(h *wire.Header, payload []byte) {
 		names = append(names, w.Name(binary.LittleEndian.Uint32(payload)))
 	}
 	w.mu.Lock()
-	t := w.mu.byID[h.Tensor]
-	if t == nil || t.active == nil || t.round != h.Round {
-		w.mu.Unlock()
-		return
+	defer w.mu.Unlock()
+	if t := w.mu.byID[h.Tensor]; t != nil && t.active != nil && t.round == h.Round {
+		t.missing = names
 	}
-	t.missing = names
-	w.mu.Unlock()
 }
 
 // LogAfter is how long a round may stall before the log says so, and again.
 const LogAfter = 5 * time.Second
 
-// tick logs the round that has waited longest for other workers, once it is too long.
+// stall is the round that has waited longest for other workers.
+type stall struct {
+	key, round uint64
+	begun      time.Time
+	missing    []string
+	others     int // keys that wait too
+}
+
+// tick logs the stall, once it is too long.
 func (w *Worker) tick(now time.Time) {
+	if s, found := w.stalled(now); found {
+		w.Log.Warn(fmt.Sprintf("no progress for %.0f s", now.Sub(s.begun).Seconds()),
+			"key", s.key, "round", s.round, "missing", strings.Join(s.missing, ", "), "other_keys", s.others)
+	}
+}
+
+func (w *Worker) stalled(now time.Time) (s stall, found bool) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.mu.now = now
 	if now.Sub(w.mu.told) < LogAfter {
-		w.mu.Unlock()
-		return
+		return s, false
 	}
-	var oldest *tensor
-	stalled := 0
 	for _, t := range w.mu.byID {
 		if t.active == nil || t.missing == nil || now.Sub(t.begun) < LogAfter {
 			continue
 		}
-		stalled++
-		if oldest == nil || t.begun.Before(oldest.begun) || t.begun.Equal(oldest.begun) && t.key < oldest.key {
-			oldest = t
+		if found {
+			s.others++
 		}
+		if !found || t.begun.Before(s.begun) || t.begun.Equal(s.begun) && t.key < s.key {
+			s.key, s.round, s.begun, s.missing = t.key, t.round, t.begun, t.missing
+		}
+		found = true
 	}
-	if oldest == nil {
-		w.mu.Unlock()
-		return
+	if found {
+		w.mu.told = now
 	}
-	w.mu.told = now
-	key, round, missing, waited := oldest.key, oldest.round, strings.Join(oldest.missing, ", "), now.Sub(oldest.begun)
-	w.mu.Unlock()
-	w.Log.Warn(fmt.Sprintf("no progress for %.0f s", waited.Seconds()), "key", key, "round", round, "missing", missing, "other_keys", stalled-1)
+	return s, found
 }
 
 // Fail ends every operation with err, and every later one. The data plane must
 // have ended before: nothing may touch the callers' arrays any more.
 func (w *Worker) Fail(err error) {
-	w.mu.Lock()
-	if w.mu.failed != nil {
-		w.mu.Unlock()
-		return
-	}
-	w.mu.failed = err
-	var ended []*Ticket
-	for _, t := range w.mu.byKey {
-		pending := t.queue
-		if t.active != nil {
-			pending = append([]*operation{t.active}, pending...)
+	w.step(func() effects {
+		if w.mu.failed != nil {
+			return effects{}
 		}
-		t.active, t.queue = nil, nil
-		for _, o := range pending {
-			o.whole = true
-			o.err = err
-			ended = append(ended, w.end(o)...)
+		w.mu.failed = err
+		e := effects{err: err}
+		for _, t := range w.mu.byKey {
+			pending := t.queue
+			if t.active != nil {
+				pending = append([]*operation{t.active}, pending...)
+			}
+			t.active, t.queue = nil, nil
+			for _, o := range pending {
+				o.whole, o.err = true, err
+				e.ended = append(e.ended, w.end(o)...)
+			}
 		}
-	}
-	w.mu.Unlock()
-	w.finish(ended, err)
+		return e
+	})
 }

@@ -90,45 +90,48 @@ func (w *Worker) Init(key uint64, dtype wire.DType, memory []byte) (*Ticket, err
 		copy(t.kept, memory)
 		o.source = t.kept
 	}
-	w.mu.Lock()
-	err := w.mu.failed
-	if err == nil && w.mu.byKey[key] != nil {
-		err = fault.New(fault.Value, "key %d is initialised already: init each key once", key)
-	}
-	if err != nil {
-		w.mu.Unlock()
+	if err := w.admit(o); err != nil {
 		return nil, err
 	}
-	w.mu.byKey[key] = t
-	ticket := w.Tickets.New(func() string { return w.explain(o) })
-	o.ticket = ticket
-	w.mu.Unlock()
-	w.Declare(key, t.size, dtype, func(id uint32, err error) { w.declared(o, id, err) })
+	ticket := o.ticket // which is nil again once it has ended
+	w.Declare(key, t.size, dtype, func(id uint32, err error) {
+		w.step(func() effects { return w.declared(o, id, err) })
+	})
 	return ticket, nil
 }
 
-// declared ends the first half of an Init: all workers agree, or do not.
-func (w *Worker) declared(o *operation, id uint32, err error) {
-	t := o.tensor
+// admit takes a new key in.
+func (w *Worker) admit(o *operation) error {
 	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := o.tensor
+	switch {
+	case w.mu.failed != nil:
+		return w.mu.failed
+	case w.mu.byKey[t.key] != nil:
+		return fault.New(fault.Value, "key %d is initialised already: init each key once", t.key)
+	}
+	w.mu.byKey[t.key] = t
+	o.ticket = w.Tickets.New(func() string { return w.explain(o) })
+	return nil
+}
+
+// declared ends the first half of an Init: all workers agree, or do not.
+func (w *Worker) declared(o *operation, id uint32, err error) effects {
+	t := o.tensor
 	if w.mu.failed != nil { // Fail has ended the ticket
-		w.mu.Unlock()
-		return
+		return effects{}
 	}
 	if err != nil {
 		delete(w.mu.byKey, t.key)
-		w.mu.Unlock()
-		w.Tickets.Finish(o.ticket, err)
-		return
+		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
 	t.id = id
 	t.runs = w.Plan.Cut(t.key, t.size, nil)
 	t.last = o
 	w.mu.byID[id] = t
 	w.mu.stats.Tensors++
-	out := w.advance(t)
-	w.mu.Unlock()
-	w.send(out)
+	return effects{sends: w.advance(t)}
 }
 
 func checkArray(key uint64, dtype wire.DType, memory []byte) error {
@@ -163,35 +166,44 @@ func (w *Worker) Skip(key uint64) (*Ticket, error) {
 }
 
 // enter checks an operation and queues it, or starts it at once.
-func (w *Worker) enter(o *operation, key uint64, dtype wire.DType, out []byte) (*Ticket, error) {
-	w.mu.Lock()
+func (w *Worker) enter(o *operation, key uint64, dtype wire.DType, out []byte) (ticket *Ticket, err error) {
+	w.step(func() effects {
+		var t *tensor
+		if t, err = w.check(o, key, dtype, out); err != nil {
+			return effects{}
+		}
+		if err = w.board(o, key, out); err != nil {
+			return effects{}
+		}
+		o.worker, o.tensor = w, t
+		ticket = w.Tickets.New(func() string { return w.explain(o) })
+		o.ticket = ticket // which is nil again once it has ended
+		w.mu.stats.BytesPushed += uint64(len(o.source))
+		t.last = o
+		t.queue = append(t.queue, o)
+		return effects{sends: w.advance(t)}
+	})
+	return ticket, err
+}
+
+// check gives the tensor on which o is possible.
+func (w *Worker) check(o *operation, key uint64, dtype wire.DType, out []byte) (*tensor, error) {
 	t, err := w.find(key)
-	if err == nil && o.verb != verbSkip {
-		err = t.fits(dtype, o.source)
+	if err != nil || o.verb == verbSkip {
+		return t, err
 	}
-	if err == nil && o.verb == verbPushPull {
-		err = t.fits(dtype, out)
-	}
-	if err == nil && o.op == wire.OpMean && !reduce.CanDivide(dtype) {
-		err = fault.New(fault.Type, "key %d: a mean of %v would lose its fractions: use op=\"sum\", or float32 arrays", key, dtype)
-	}
-	if err == nil {
-		err = w.board(o, key, out)
-	}
-	if err != nil {
-		w.mu.Unlock()
+	if err := t.fits(dtype, o.source); err != nil {
 		return nil, err
 	}
-	o.worker, o.tensor = w, t
-	ticket := w.Tickets.New(func() string { return w.explain(o) })
-	o.ticket = ticket // which is nil again once it has ended, maybe before send returns
-	w.mu.stats.BytesPushed += uint64(len(o.source))
-	t.last = o
-	t.queue = append(t.queue, o)
-	sends := w.advance(t)
-	w.mu.Unlock()
-	w.send(sends)
-	return ticket, nil
+	if o.verb == verbPushPull {
+		if err := t.fits(dtype, out); err != nil {
+			return nil, err
+		}
+	}
+	if o.op == wire.OpMean && !reduce.CanDivide(dtype) {
+		return nil, fault.New(fault.Type, "key %d: a mean of %v would lose its fractions: use op=\"sum\", or float32 arrays", key, dtype)
+	}
+	return t, nil
 }
 
 // board takes the caller's memory into flight, all of it or nothing.
@@ -216,39 +228,46 @@ func (w *Worker) board(o *operation, key uint64, out []byte) error {
 // Pull brings the sum of this worker's last push of key (after Init: rank 0's
 // values) to memory. It is local: nothing is asked of any other node.
 func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
+	o, ticket, err := w.beginPull(key, dtype, memory)
+	if err != nil || o == nil {
+		return ticket, err
+	}
+	t := o.tensor
+	copy(memory, t.kept)
+	w.step(func() effects {
+		t.readers--
+		w.mu.flights.leave(memory, nil)
+		return effects{sends: w.advance(t), ended: []*Ticket{ticket}, err: o.err}
+	})
+	return ticket, nil
+}
+
+// beginPull joins the last push, or, where its sum is whole, gives that push: then
+// no round overwrites the sum before it is copied.
+func (w *Worker) beginPull(key uint64, dtype wire.DType, memory []byte) (whole *operation, ticket *Ticket, err error) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	t, err := w.find(key)
-	if err == nil {
-		err = t.fits(dtype, memory)
-	}
-	if err == nil && !t.last.keeps() {
-		err = fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
-	}
-	if err == nil {
-		err = w.mu.flights.take(key, memory, nil, t.last)
-	}
 	if err != nil {
-		w.mu.Unlock()
-		return nil, err
+		return nil, nil, err
+	}
+	if err := t.fits(dtype, memory); err != nil {
+		return nil, nil, err
 	}
 	o := t.last
-	ticket := w.Tickets.New(func() string { return w.explain(o) })
+	if !o.keeps() {
+		return nil, nil, fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
+	}
+	if err := w.mu.flights.take(key, memory, nil, o); err != nil {
+		return nil, nil, err
+	}
+	ticket = w.Tickets.New(func() string { return w.explain(o) })
 	if !o.whole {
 		t.join(o, pull{memory: memory, ticket: ticket, caller: true})
-		w.mu.Unlock()
-		return ticket, nil
+		return nil, ticket, nil
 	}
-	t.readers++ // so that no round begins to overwrite what is being copied
-	w.mu.Unlock()
-	copy(memory, t.kept)
-	w.mu.Lock()
-	t.readers--
-	w.mu.flights.leave(memory, nil)
-	out, err := w.advance(t), o.err
-	w.mu.Unlock()
-	w.send(out)
-	w.Tickets.Finish(ticket, err)
-	return ticket, nil
+	t.readers++
+	return o, ticket, nil
 }
 
 // find gives the tensor of a key on which operations are possible.

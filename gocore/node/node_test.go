@@ -3,13 +3,14 @@ package node
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
@@ -27,20 +28,34 @@ type testCluster struct {
 	workers   []*Node // by rank
 }
 
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// freePort is a port for a scheduler. Until free is called it is bound (but nobody
+// listens), so that no other node is given it as "any free port" before the
+// scheduler, which like this socket sets SO_REUSEADDR, listens on it.
+func freePort(t *testing.T) (port string, free func()) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	address, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strconv.Itoa(address.(*unix.SockaddrInet4).Port), func() { unix.Close(fd) }
 }
 
 // start brings up a cluster; extra settings go to every node.
 func start(t *testing.T, workers, servers int, extra ...string) *testCluster {
 	t.Helper()
 	c := &testCluster{t: t}
-	port := freePort(t)
+	port, free := freePort(t)
+	defer free()
 	open := func(role string, rank int) *Node {
 		settings := map[string]string{
 			"DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port,
@@ -282,7 +297,9 @@ func TestPanicInTheDataPlaneIsAnError(t *testing.T) {
 }
 
 func TestNobodyAtTheSchedulersAddress(t *testing.T) {
-	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+freePort(t), "FPTPS_TIMEOUT=0.3"))
+	port, free := freePort(t)
+	defer free()
+	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+port, "FPTPS_TIMEOUT=0.3"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +311,9 @@ func TestNobodyAtTheSchedulersAddress(t *testing.T) {
 }
 
 func TestClosedWhileJoining(t *testing.T) {
-	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+freePort(t)))
+	port, free := freePort(t)
+	defer free()
+	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+port))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func (n *node) together(to []uint32, m Outgoing) {
 	n.mu.Lock()
 	var wake *poller
 	for _, peer := range to {
-		if w, _ := n.enqueue(peer, &m); w != nil {
+		if w, _ := n.place(peer, &m); w != nil {
 			wake = w
 		}
 	}
@@ -235,7 +235,7 @@ func TestPanicInTheFirstReleaseOfABatch(t *testing.T) {
 			then = func() { panic("burst") }
 		}
 		m := Outgoing{Header: contrib(1, 0), Data: make([]byte, 10), Owner: l.lend(then)}
-		server.enqueue(9, &m)
+		server.place(9, &m)
 	}
 	server.mu.sendSleeps = false
 	server.mu.Unlock()

@@ -215,34 +215,38 @@ func (r *receiver) hangup(c *conn) {
 // where the peer closed; whether in good order is decided here.
 func (r *receiver) end(c *conn, cause error) {
 	t := r.t
-	t.mu.Lock()
-	t.mu.table.remove(c)
-	for c.writing {
-		t.quiet.Wait()
-	}
-	dropped := c.queue
-	c.queue = queue{}
-	orderly := errors.Is(cause, io.EOF) && (c.parser.goodbye || c.parted)
-	if c.broken != nil && errors.Is(cause, io.EOF) {
-		cause = c.broken
-	}
-	t.announce()
-	t.mu.Unlock()
-
+	dropped, cause := t.remove(c, cause)
 	delete(r.conns, c.peer)
 	r.close(c)
 	t.drop(&dropped)
 	t.release(c.parser.abandon())
-	switch {
-	case orderly:
-		cause = nil
-	case cause == io.EOF:
-		cause = errors.New("closed by the peer without a goodbye")
-	}
 	if cause != nil {
 		cause = fmt.Errorf("data connection with %s at %s: %w", name(c.peer), c.addr, cause)
 	}
 	t.handler.Lost(c.peer, cause)
+}
+
+// remove takes c out of the table, once the send loop does not use it. It gives what
+// was queued, and why c ended: nil where in good order.
+func (t *Transport) remove(c *conn, cause error) (queue, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.table.remove(c)
+	for c.writing {
+		t.quiet.Wait()
+	}
+	t.announce()
+	q := c.queue
+	c.queue = queue{}
+	switch {
+	case !errors.Is(cause, io.EOF):
+		return q, cause
+	case c.parser.goodbye || c.parted:
+		return q, nil
+	case c.broken != nil:
+		return q, c.broken
+	}
+	return q, errors.New("closed by the peer without a goodbye")
 }
 
 // close closes the socket. The shutdown reaches the peer even where a forked child

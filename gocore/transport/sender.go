@@ -41,9 +41,7 @@ func (s *sender) run() {
 	defer close(s.ended)
 	err := s.guard()
 	s.t.stop(err)
-	s.t.mu.Lock()
-	wake := s.finish()
-	s.t.mu.Unlock()
+	_, wake := s.turn()
 	s.t.wake(wake)
 }
 
@@ -79,13 +77,18 @@ func (s *sender) loop() error {
 // next ends the batch in hand and takes the next; conn stays nil where there is
 // nothing to write. It is false when the transport stops.
 func (s *sender) next() bool {
+	more, wake := s.turn()
+	s.t.wake(wake)
+	return more
+}
+
+func (s *sender) turn() (more bool, wake *poller) {
 	t := s.t
 	t.mu.Lock()
-	wake := s.finish()
+	defer t.mu.Unlock()
+	wake = s.finish()
 	if t.mu.stopped {
-		t.mu.Unlock()
-		t.wake(wake)
-		return false
+		return false, wake
 	}
 	s.conn, s.poll = t.mu.table.choose()
 	if c := s.conn; c != nil {
@@ -93,9 +96,7 @@ func (s *sender) next() bool {
 		s.batch.fill(&c.queue)
 	}
 	t.mu.sendSleeps = s.conn == nil
-	t.mu.Unlock()
-	t.wake(wake)
-	return true
+	return true, wake
 }
 
 // finish gives back the connection in hand with what was not written. mu is held;

@@ -48,7 +48,8 @@ type Transport struct {
 	ended    chan struct{} // closed when nothing is left
 
 	// mu guards the queues and the list of connections. It is never held across a
-	// system call or a call of Handler or Releaser.
+	// system call or a call of Handler or Releaser, and a panic lets it go: whoever
+	// fails, the others come to an end.
 	mu struct {
 		sync.Mutex
 		started, stopped bool
@@ -137,9 +138,7 @@ func (t *Transport) Start(self Identity, expect map[uint32]uint64, h Handler) {
 // call it, the handler too. Where there is no connection to peer, or the transport
 // is leaving or closed, m is dropped and its Owner released before Send returns.
 func (t *Transport) Send(peer uint32, m Outgoing) {
-	t.mu.Lock()
 	wake, queued := t.enqueue(peer, &m)
-	t.mu.Unlock()
 	t.wake(wake)
 	if !queued {
 		t.count.dropped.Add(1)
@@ -149,9 +148,15 @@ func (t *Transport) Send(peer uint32, m Outgoing) {
 	}
 }
 
-// enqueue tells the loop to wake, if any, and whether there was a queue for m. mu
-// is held.
+// enqueue tells the loop to wake, if any, and whether there was a queue for m.
 func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, queued bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.place(peer, m)
+}
+
+// place is enqueue with mu held.
+func (t *Transport) place(peer uint32, m *Outgoing) (wake *poller, queued bool) {
 	if !t.mu.started || t.mu.stopped || t.mu.leaving {
 		return nil, false
 	}
