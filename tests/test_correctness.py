@@ -8,7 +8,7 @@ from helpers import DTYPES, MEANS, total, values
 import fptps
 
 SIZES = (1, 3, 64, 8191, 16385, 40_000)
-"""Elements: one, odd, and around one packet of 32 KB and several."""
+"""Elements: one, odd, and around one packet of 16 KB and several."""
 
 
 def same(got, expected):

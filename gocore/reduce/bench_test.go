@@ -6,8 +6,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Each benchmark works on 32 KB of the type's own bytes, as a packet has: the MB/s count these.
-const packet = 32 << 10
+// Each benchmark works on 16 KB of the type's own bytes, as a packet has: the MB/s count these.
+const packet = 16 << 10
 
 func BenchmarkAdd(b *testing.B) {
 	has := func(d wire.DType) bool { return Supported(d) && !Wide(d) }

@@ -206,7 +206,7 @@ func TestGoodbyeOnTheWire(t *testing.T) {
 	server := listen(t, 8, nil)
 	server.start(9)
 	c := puppet(t, server, 9)
-	server.Send(9, Outgoing{Header: contrib(1, -1<<31), Data: fill(make([]byte, 50_000), 1, 1)})
+	server.Send(9, Outgoing{Header: contrib(1, -1<<31), Data: fill(make([]byte, wire.PacketBytes+1), 1, 1)})
 	done := make(chan struct{})
 	go func() {
 		ctx, cancel := soon()

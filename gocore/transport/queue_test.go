@@ -264,7 +264,7 @@ func TestHeadersOfARun(t *testing.T) {
 		h := packet{&r, i}.header()
 		got = append(got, fmt.Sprint(h.Packet, h.RawLen, h.WireLen))
 	}
-	if want := []string{"10 32768 32768", "11 32768 32768", "12 3 3"}; !slices.Equal(got, want) {
+	if want := []string{"10 16384 16384", "11 16384 16384", "12 3 3"}; !slices.Equal(got, want) {
 		t.Errorf("headers %v, expected %v", got, want)
 	}
 	r.init(&Outgoing{Header: wire.Header{Kind: wire.Sum, RawLen: 128, WireLen: 128}}, 1)

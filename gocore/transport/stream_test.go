@@ -183,7 +183,7 @@ func TestUrgentPacketsOvertakeQueuedOnes(t *testing.T) {
 	var g *gate
 	nodes := mesh(t, func(n *node) {
 		if n.id == 9 {
-			g = gated(n, 100_000)
+			g = gated(n, 50_000)
 		}
 	}, 8, 9)
 	server, worker := nodes[0], nodes[1]
@@ -200,7 +200,7 @@ func TestUrgentPacketsOvertakeQueuedOnes(t *testing.T) {
 	send(5, wire.Contrib, 7, 2)
 	close(g.open)
 
-	// 100 000 bytes are three packets and a part of the fourth, which goes on.
+	// 50 000 bytes are three packets and a part of the fourth, which goes on.
 	want := []uint32{1, 1, 1, 1, 5, 5, 4, 4}
 	for range 16 {
 		want = append(want, 1)
@@ -223,8 +223,8 @@ func TestWritesPerPacket(t *testing.T) {
 		runs, size     int
 		packets, calls int
 	}{
-		{"large", 1, 8 << 20, 256, 32},
-		{"several runs", 16, 4 * wire.PacketBytes, 64, 8},
+		{"large", 1, 256 * wire.PacketBytes, 256, 16},
+		{"several runs", 16, 4 * wire.PacketBytes, 64, 4},
 		{"small", 1280, 4, 1280, 10},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

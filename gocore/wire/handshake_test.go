@@ -32,7 +32,7 @@ func compatible(h Hello) string { return h.Compatible() }
 
 func TestHelloLayout(t *testing.T) {
 	want := "FPTH\x01\x00\x00\x00" + "\x09\x00\x00\x00" + "\x08\x00\x00\x00" + "\x88\x77\x66\x55\x44\x33\x22\x11" +
-		"\x00\xff\xee\xdd\xcc\xbb\xaa\x99" + "\x00\x80\x00\x00" + "\x01\x02\x03" + strings.Repeat("\x00", 12) + "\x10" +
+		"\x00\xff\xee\xdd\xcc\xbb\xaa\x99" + "\x00\x40\x00\x00" + "\x01\x02\x03" + strings.Repeat("\x00", 12) + "\x10" +
 		strings.Repeat("\x00", 8)
 	if got := string(encodeHello(hello())[:60]); got != want {
 		t.Errorf("layout\n%x, expected\n%x", got, want)
@@ -53,7 +53,7 @@ func TestDamagedHelloIsRubbish(t *testing.T) {
 func TestIncompatibleHelloIsTold(t *testing.T) {
 	for says, change := range map[string]func(*Hello){
 		"version 2": func(h *Hello) { h.Version++ },
-		"32769":     func(h *Hello) { h.Packet++ },
+		"16385":     func(h *Hello) { h.Packet++ },
 		"lane 1":    func(h *Hello) { h.Lane++ },
 	} {
 		h := hello()
