@@ -61,6 +61,7 @@ type Member struct {
 	Incarnation uint64 // another one in every process
 	Share       uint32 // of the summing
 	Place       uint32 // the rank that it would like, + 1; 0: any
+	LinkRate    uint64 // of its link, each direction, bit/s; 0: not known
 	Protocol    uint32 // 0: a ps-lite program, to which nothing of fptps's own is sent
 }
 
@@ -128,6 +129,7 @@ type Config struct {
 	Incarnation       uint64
 	Share             uint32
 	Place             uint32        // the rank that it would like, + 1; 0: any. Where two want the same, address decides
+	LinkRate          uint64        // of this node's link, each direction, bit/s; 0: not known
 	Secret            string        // FPTPS_TOKEN: nodes with another one are refused
 	Workers, Servers  int           // how many make the cluster; a node with 0 workers takes the scheduler's word
 	HeartbeatInterval time.Duration // 0: no heartbeats

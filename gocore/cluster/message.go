@@ -59,6 +59,9 @@ func nodeOf(m Member) *pspb.Node {
 		if m.Place != 0 {
 			n.Place = proto.Uint32(m.Place)
 		}
+		if m.LinkRate != 0 {
+			n.LinkRate = proto.Uint64(m.LinkRate)
+		}
 	}
 	return n
 }
@@ -68,6 +71,7 @@ func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
 		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Place: n.GetPlace(), Protocol: n.GetProtocol(),
+		LinkRate: n.GetLinkRate(),
 	}
 	switch {
 	case m.Role < RoleServer || m.Role > RoleScheduler:

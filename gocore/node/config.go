@@ -33,8 +33,9 @@ type Config struct {
 	SchedulerPort     int
 	Host              string // "" until the route to the scheduler tells it
 	Port              int
-	Share             int // -1: not set
-	Rank              int // that this node would like; -1: any
+	Share             int   // -1: not set
+	Rank              int   // that this node would like; -1: any
+	LinkRate          int64 // bit/s; -1: what the network interface says
 	Secret            string
 	Verbose           int
 	JoinTimeout       time.Duration
@@ -77,6 +78,9 @@ var Settings = []Setting{
 	{Name: "DMLC_SERVER_ID", Doc: "The same for a server.", parse: rank(cluster.RoleServer)},
 	{Name: "FPTPS_TOKEN", Secret: true, Doc: "A secret word that all nodes of a cluster share. Nodes with another are refused. `fptps run` makes one up.",
 		parse: func(c *Config, v string) error { c.Secret = v; return nil }},
+	{Name: "FPTPS_LINK_RATE", Unit: "bit/s",
+		Doc:   "Rate of this node's network link, each direction: `1gbit`, `500mbit`. What leaves on it is paced just below, so that no queue builds up; 0: not paced. Default: the rate that the network interface reports, if any. Within one host nothing is paced.",
+		parse: bits(func(c *Config) *int64 { return &c.LinkRate })},
 	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: left to the kernel, which is best nearly always.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
 	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: left to the kernel, which is best nearly always.",
@@ -86,7 +90,7 @@ var Settings = []Setting{
 // ParseConfig reads the settings from environment, in which other names may stand
 // as well. An empty value means that the name is not set.
 func ParseConfig(environment map[string]string) (Config, error) {
-	c := Config{Role: cluster.RoleWorker, Share: -1, Workers: -1, Servers: -1, Rank: -1}
+	c := Config{Role: cluster.RoleWorker, Share: -1, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
 	for _, s := range Settings {
 		value := environment[s.Name]
 		if value == "" {

@@ -108,7 +108,8 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 	c := n.config
 	return cluster.Config{
 		Role: c.Role, SchedulerHost: c.SchedulerHost, SchedulerPort: c.SchedulerPort, Host: c.Host, Port: c.Port,
-		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1), Secret: c.Secret,
+		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1),
+		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
 		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Log: n.log,
 	}
@@ -135,7 +136,7 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 		return err
 	}
 	dial, accept := connections(view, shares)
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, accept), handler)
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, accept), ratesOf(view, shares), handler)
 	for _, id := range dial {
 		m := view.Member(id)
 		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
@@ -173,7 +174,6 @@ func sharesOf(view cluster.View) (*plan.Plan, error) {
 // the server, and the worker of higher rank dials the other worker.
 func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
 	me := view.Me()
-	sums := func(id int) bool { return slices.Contains(shares.Aggregators(), uint32(id)) }
 	for _, m := range view.Members {
 		switch {
 		case m.ID == me.ID:
@@ -181,8 +181,7 @@ func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
 			dial = append(dial, m.ID)
 		case me.Role == cluster.RoleScheduler:
 			accept = append(accept, m.ID)
-		case me.Role == m.Role && (me.Role == cluster.RoleServer || !sums(me.ID) && !sums(m.ID)):
-		case me.Role != m.Role && !(sums(m.ID) && m.Role == cluster.RoleServer) && !(sums(me.ID) && me.Role == cluster.RoleServer):
+		case !exchange(me, m, shares.Aggregators()):
 		case me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID):
 			dial = append(dial, m.ID)
 		default:
@@ -191,6 +190,14 @@ func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
 	}
 	slices.Sort(dial) // the scheduler first: it is to know who dies while it dials the others
 	return dial, accept
+}
+
+// exchange tells whether tensors travel between two nodes: one of them is a worker
+// and the other sums.
+func exchange(a, b cluster.Member, aggregators []uint32) bool {
+	works := func(m cluster.Member) bool { return m.Role == cluster.RoleWorker }
+	sums := func(m cluster.Member) bool { return slices.Contains(aggregators, uint32(m.ID)) }
+	return a.ID != b.ID && (works(a) && sums(b) || works(b) && sums(a))
 }
 
 func incarnations(view cluster.View, ids []int) map[uint32]uint64 {

@@ -66,7 +66,7 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	n.mu.Lock()
 	n.mu.view, n.mu.hasJoined = view, true
 	n.mu.Unlock()
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), handler)
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, handler)
 	go n.guard(func() error { n.expect(tr, runner, nodes); return nil })
 }
 

@@ -167,11 +167,13 @@ func (t *Transport) establish(peer uint32, c *net.TCPConn) error {
 	if err != nil {
 		return fmt.Errorf("duplicate of the socket: %w", err)
 	}
-	if err := limitUnsent(fd); err != nil {
+	far := t.sys.far(c)
+	if err := limitUnsent(fd, far); err != nil {
 		unix.Close(fd)
 		return fmt.Errorf("bound of unsent bytes: %w", err)
 	}
-	n := &conn{peer: peer, fd: fd, addr: c.RemoteAddr().String(), parser: parser{peer: peer}}
+	n := &conn{peer: peer, fd: fd, far: far, addr: c.RemoteAddr().String(), parser: parser{peer: peer},
+		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()
@@ -185,6 +187,12 @@ func (t *Transport) establish(peer uint32, c *net.TCPConn) error {
 	t.mu.Unlock()
 	t.wake(wake)
 	return nil
+}
+
+// overLink tells whether c leaves this host.
+func overLink(c *net.TCPConn) bool {
+	local, remote := c.LocalAddr().(*net.TCPAddr), c.RemoteAddr().(*net.TCPAddr)
+	return !local.IP.Equal(remote.IP) && !remote.IP.IsLoopback()
 }
 
 // duplicate copies the descriptor of c while c cannot be closed.

@@ -28,8 +28,9 @@ type batch struct {
 	vector  [2 * batchPackets]unix.Iovec
 }
 
-// fill takes packets from q until the batch is full or q empty.
-func (b *batch) fill(q *queue) {
+// fill takes packets from q, at least one, until there are limit bytes, the batch is
+// full, or q is empty.
+func (b *batch) fill(q *queue, limit int) {
 	b.n, b.skip = 0, 0
 	bytes := 0
 	if q.part.run != nil {
@@ -38,7 +39,7 @@ func (b *batch) fill(q *queue) {
 		bytes = q.part.size() - q.sent
 		q.part, q.sent = packet{}, 0
 	}
-	for len(q.heap) > 0 && b.n < batchPackets && bytes < batchBytes {
+	for len(q.heap) > 0 && b.n < batchPackets && (bytes < limit || b.n == 0) {
 		p := q.pop()
 		b.add(p)
 		bytes += p.size()

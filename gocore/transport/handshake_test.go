@@ -451,7 +451,7 @@ func TestSocketOptions(t *testing.T) {
 	inherited = strings.TrimRight(inherited, "\x00")
 	for what, tc := range map[string]struct{ level, option, want int }{
 		"no delay":       {syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1},
-		"unsent":         {syscall.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes},
+		"unsent":         {syscall.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentNear},
 		"send buffer":    {syscall.SOL_SOCKET, syscall.SO_SNDBUF, 100_000}, // the kernel doubles it
 		"receive buffer": {syscall.SOL_SOCKET, syscall.SO_RCVBUF, 120_000},
 	} {

@@ -214,7 +214,7 @@ func (n *node) start(expect ...uint32) {
 	for _, id := range append(expect, n.puppets...) {
 		m[id] = incarnation(id)
 	}
-	n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, m, n.h)
+	n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, m, n.rates, n.h)
 }
 
 func soon() (context.Context, context.CancelFunc) {

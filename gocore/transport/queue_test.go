@@ -117,10 +117,10 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 				continue
 			}
 			if rng.IntN(8) == 0 { // taken and given back untouched
-				b.fill(&q)
+				b.fill(&q, batchBytes)
 				b.putBack(&q)
 			}
-			b.fill(&q)
+			b.fill(&q, batchBytes)
 			packets, bytes := d.batch()
 			if got := describe(&b); !slices.Equal(got, packets) {
 				t.Fatalf("batch\n%v, expected\n%v", got, packets)
@@ -187,7 +187,7 @@ func TestDrainGivesEveryRunOnce(t *testing.T) {
 			q.push(r)
 			left[seq] = true
 		}
-		b.fill(&q)
+		b.fill(&q, batchBytes)
 		_, bytes := b.encode()
 		b.settle(rng.IntN(bytes + 1))
 		for _, p := range b.packets[:b.done] {
@@ -218,7 +218,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 		q.push(r)
 	}
 	push(3, 100)
-	b.fill(&q)
+	b.fill(&q, batchBytes)
 	b.settle(70)
 	b.putBack(&q)
 	if got := q.urgency(); got != 3<<1 {
@@ -232,7 +232,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 	if got := q.urgency(); got != 5<<1 {
 		t.Errorf("before something more urgent: %d", got)
 	}
-	b.fill(&q)
+	b.fill(&q, batchBytes)
 	if v, bytes := b.encode(); b.n != 3 || bytes != 94+2*65 || *v[0].Base != 0 || v[0].Len != 94 {
 		t.Errorf("resumed batch of %d packets, %d bytes, begins with %d", b.n, bytes, v[0].Len)
 	}
@@ -301,7 +301,7 @@ func TestChoose(t *testing.T) {
 			tb.add(c)
 		}
 		var got []uint32
-		for c, _ := tb.choose(); c != nil; c, _ = tb.choose() {
+		for c := tb.choose(0).conn; c != nil; c = tb.choose(0).conn {
 			got = append(got, c.peer)
 			c.queue.pop()
 		}
@@ -322,16 +322,16 @@ func TestChoosePassesOverBlockedConnections(t *testing.T) {
 		r.init(&Outgoing{Header: contrib(1, int32(9-i))}, 1)
 		c.queue.push(r)
 	}
-	if c, blocked := tb.choose(); c != open || !blocked {
-		t.Errorf("chose %+v, blocked %v", c, blocked)
+	if c := tb.choose(0); c.conn != open || !c.blocked {
+		t.Errorf("chose %+v", c)
 	}
 	open.queue.pop()
-	if c, blocked := tb.choose(); c != nil || !blocked {
-		t.Errorf("chose %+v, blocked %v", c, blocked)
+	if c := tb.choose(0); c.conn != nil || !c.blocked {
+		t.Errorf("chose %+v", c)
 	}
 	full.queue.pop()
-	if c, blocked := tb.choose(); c != nil || blocked {
-		t.Errorf("nothing is queued: chose %+v, blocked %v", c, blocked)
+	if c := tb.choose(0); c.conn != nil || c.blocked {
+		t.Errorf("nothing is queued: chose %+v", c)
 	}
 	tb.remove(full)
 	tb.remove(open)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -31,6 +32,12 @@ type receiver struct {
 	vector   [2]unix.Iovec
 	nextTick time.Time
 
+	// Of the flows that share this node's link, by budget.go.
+	now        time.Duration
+	nextBudget time.Duration
+	senders    []*conn
+	flows      []*inflow
+
 	ownHeader wire.Header // of the packet in Handler.Local; a field, so that it is not allocated
 }
 
@@ -42,6 +49,7 @@ func newReceiver(t *Transport, p *poller) *receiver {
 // broke and wherever, everything is closed and released here.
 func (r *receiver) run() {
 	runtime.LockOSThread()
+	prompt()
 	defer close(r.t.ended)
 	r.t.stop(r.guard(r.loop))
 	<-r.t.sender.ended
@@ -76,11 +84,12 @@ func (r *receiver) loop() error {
 		}
 		events, err := r.poller.poll()
 		if err == nil && len(events) == 0 && !busy && r.idle() {
-			events, err = r.poller.wait(untilTick(time.Now(), r.nextTick))
+			events, err = r.poller.wait(time.Until(r.nextTick))
 		}
 		if err != nil {
 			return err
 		}
+		r.now = r.t.now()
 		for _, e := range r.poller.drain(events) {
 			if c := r.conns[uint32(e.Fd)]; c != nil {
 				r.read(c)
@@ -89,16 +98,12 @@ func (r *receiver) loop() error {
 		if err := r.local(); err != nil {
 			return err
 		}
+		r.budget()
 		if now := time.Now(); !now.Before(r.nextTick) {
 			r.nextTick = now.Add(tickEvery)
 			r.t.handler.Tick(now)
 		}
 	}
-}
-
-// untilTick is the milliseconds to sleep, rounded up so that the tick is due then.
-func untilTick(now, tick time.Time) int {
-	return int(max(0, tick.Sub(now)+time.Millisecond-1) / time.Millisecond)
 }
 
 // intake takes the inbox, and tells whether packets to this node itself wait and
@@ -172,6 +177,7 @@ func (r *receiver) read(c *conn) {
 			r.hangup(c)
 			return
 		}
+		c.in.took(r.now, n)
 		if err := c.parser.took(n, r); err != nil {
 			r.t.count.malformed.Add(1)
 			r.t.config.Log.Warn("data connection closed for what came on it",
@@ -191,9 +197,40 @@ func (r *receiver) Place(peer uint32, h *wire.Header) (Landing, error) {
 }
 
 func (r *receiver) Arrived(peer uint32, h *wire.Header, l Landing) error {
+	if h.Kind == wire.Rate {
+		r.t.told(peer, float64(h.Round))
+		return nil
+	}
 	r.t.count.packetsReceived.Add(1)
 	r.t.count.bytesReceived.Add(uint64(h.WireLen))
 	return r.t.handler.Arrived(peer, h, l)
+}
+
+// budget divides this node's link among those who send to it.
+func (r *receiver) budget() {
+	if r.t.rates.In == 0 || r.now < r.nextBudget {
+		return
+	}
+	r.nextBudget = r.now + budgetEvery
+	r.senders, r.flows = r.senders[:0], r.flows[:0]
+	for _, c := range r.conns {
+		if c.far {
+			r.senders, r.flows = append(r.senders, c), append(r.flows, &c.in)
+		}
+	}
+	divide(r.now, r.t.rates.In, r.flows, func(i int, rate float64) {
+		h := wire.Header{Kind: wire.Rate, Run: 1, Round: uint64(rate), Priority: math.MaxInt32}
+		r.t.Send(r.senders[i].peer, Outgoing{Header: h})
+	})
+}
+
+// told takes a peer's word on how fast it may be sent to.
+func (t *Transport) told(peer uint32, rate float64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.mu.table.conns[peer]; c != nil {
+		c.out.told = max(rate, leastRate)
+	}
 }
 
 // hangup is the end of what c's peer sends. After the peer's Goodbye, a node that

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,10 +23,16 @@ type sender struct {
 	// The batch in hand and how its write went. conn is nil where none is in hand.
 	conn   *conn
 	batch  batch
-	full   bool  // the kernel did not take all
-	parted bool  // a Goodbye was written
-	broken error // the write failed
-	poll   bool  // connections that are not writable have something waiting
+	now    time.Duration // when conn was chosen
+	due    time.Duration // where conn is nil: when something may be written that waits for its time
+	wrote  int           // bytes that the kernel took
+	full   bool          // the kernel did not take all
+	parted bool          // a Goodbye was written
+	broken error         // the write failed
+	poll   bool          // connections that are not writable have something waiting
+
+	path   path // of conn, where looked
+	looked bool
 
 	orphans []Releaser // whose release a panic in the one before them prevented
 }
@@ -38,6 +45,7 @@ func newSender(t *Transport, p *poller) *sender {
 // back and the receive loop told.
 func (s *sender) run() {
 	runtime.LockOSThread()
+	prompt()
 	defer close(s.ended)
 	err := s.guard()
 	s.t.stop(err)
@@ -70,8 +78,16 @@ func (s *sender) loop() error {
 			s.writable(events)
 		}
 		s.transmit()
+		s.look()
 	}
 	return nil
+}
+
+// look asks the kernel, now and then, how the connection in hand gets through.
+func (s *sender) look() {
+	if c := s.conn; c.far && s.now-c.out.path.at >= followEvery {
+		s.path, s.looked = pathOf(c.fd)
+	}
 }
 
 // next ends the batch in hand and takes the next; conn stays nil where there is
@@ -90,12 +106,18 @@ func (s *sender) turn() (more bool, wake *poller) {
 	if t.mu.stopped {
 		return false, wake
 	}
-	s.conn, s.poll = t.mu.table.choose()
+	s.now = t.now()
+	choice := t.mu.table.choose(s.now)
+	s.conn, s.poll, s.due = choice.conn, choice.blocked, choice.due
 	if c := s.conn; c != nil {
 		c.writing = true
-		s.batch.fill(&c.queue)
+		limit := batchBytes
+		if c.far {
+			limit = min(t.mu.table.link.commit(s.now), c.out.commit(s.now))
+		}
+		s.batch.fill(&c.queue, limit)
 	}
-	t.mu.sendSleeps = s.conn == nil
+	t.mu.sendSleeps, t.mu.sendWakes = s.conn == nil, s.due
 	return true, wake
 }
 
@@ -107,6 +129,15 @@ func (s *sender) finish() (wake *poller) {
 		return nil
 	}
 	s.conn = nil
+	if c.far && s.wrote > 0 {
+		c.out.spend(s.now, s.wrote, s.batch.packets[0].run.urgency)
+		t.mu.table.link.spend(s.now, s.wrote)
+	}
+	c.out.path.filled = c.out.path.filled || s.full
+	if s.looked && c.out.path.step(s.now, s.path, c.out.full()) {
+		t.count.slowed.Add(1)
+	}
+	s.wrote, s.looked = 0, false
 	s.batch.putBack(&c.queue)
 	for _, p := range s.batch.packets[:s.batch.done] {
 		if p.last() {
@@ -143,6 +174,7 @@ func (s *sender) transmit() {
 		n = 0
 		s.fail(fmt.Errorf("write: %w", errno))
 	}
+	s.wrote = n
 	s.batch.settle(n)
 	if n < bytes && s.broken == nil {
 		s.full = true
@@ -185,12 +217,14 @@ func (s *sender) release() {
 	}
 }
 
-// sleep waits until a queue fills or a connection becomes writable.
+// sleep waits until a queue fills, a connection becomes writable, or what waits for
+// its time is due.
 func (s *sender) sleep() error {
-	events, err := s.poller.poll()
-	if err == nil && len(events) == 0 {
-		events, err = s.poller.wait(-1)
+	wait := forever
+	if s.due != never {
+		wait = s.due - s.t.now()
 	}
+	events, err := s.poller.wait(wait)
 	s.writable(events)
 	return err
 }

@@ -4,6 +4,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"fptps/gocore/wire"
 )
 
 // control sets up a socket before it connects or listens: what it accepts inherits
@@ -30,13 +32,20 @@ func (c *Config) control(_, _ string, raw syscall.RawConn) error {
 	return err
 }
 
-// unsentBytes is how much of what it was given the kernel may have unsent before it
-// calls a socket full: half a batch. What waits there cannot be overtaken, and
-// without a bound autotuning may bring it to megabytes.
-const unsentBytes = batchBytes / 2
+// How much of what it was given the kernel may have unsent before it calls a socket
+// full. What waits there cannot be overtaken, and without a bound autotuning may
+// bring it to megabytes. Within a host it is half a batch; on a link one packet.
+const (
+	unsentNear = batchBytes / 2
+	unsentFar  = wire.PacketBytes
+)
 
 // limitUnsent sets the bound on an established socket; a listener's is not
 // inherited.
-func limitUnsent(fd int) error {
-	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes)
+func limitUnsent(fd int, far bool) error {
+	bound := unsentNear
+	if far {
+		bound = unsentFar
+	}
+	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bound)
 }

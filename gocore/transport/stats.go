@@ -14,12 +14,13 @@ type Stats struct {
 	Wakeups         uint64 `json:"wakeups"`          // times that a loop was woken out of its sleep
 	Rejected        uint64 `json:"rejected"`         // handshakes that were refused, rubbish, or too slow
 	Malformed       uint64 `json:"malformed"`        // connections closed for what came on them
+	Slowed          uint64 `json:"slowed"`           // times that a path was found slower than its rate
 	Dropped         uint64 `json:"dropped"`          // runs sent to a peer that has no connection, or whose connection ended first
 }
 
 type counters struct {
 	bytesSent, bytesReceived, packetsSent, packetsReceived, packetsLocal atomic.Uint64
-	writes, reads, wakeups, rejected, malformed, dropped                 atomic.Uint64
+	writes, reads, wakeups, rejected, malformed, dropped, slowed         atomic.Uint64
 }
 
 // Stats reads the counters.
@@ -30,6 +31,6 @@ func (t *Transport) Stats() Stats {
 		PacketsSent: c.packetsSent.Load(), PacketsReceived: c.packetsReceived.Load(),
 		PacketsLocal: c.packetsLocal.Load(),
 		Writes:       c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
-		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(),
+		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(), Slowed: c.slowed.Load(),
 	}
 }

@@ -23,7 +23,7 @@ func fragmented(n *node, seed uint64) {
 		}
 	}
 	// One source of randomness for each loop.
-	n.sys = system{
+	n.sys = system{far: overLink,
 		read:  shim(readv, rand.New(rand.NewPCG(seed, uint64(n.id)))),
 		write: shim(writev, rand.New(rand.NewPCG(seed+1, uint64(n.id)))),
 	}

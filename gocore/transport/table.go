@@ -2,21 +2,26 @@ package transport
 
 import (
 	"cmp"
+	"math"
 	"slices"
+	"time"
 )
 
 // conn is one established connection.
 type conn struct {
 	peer uint32
 	fd   int    // closed by the receive loop alone, while the send loop is not writing
+	far  bool   // on another host, so that its packets take room on a link
 	addr string // of the peer, for the log
 
 	// The receive loop's.
 	parser  parser
 	adopted bool // both epolls know it
+	in      inflow
 
 	// Guarded by Transport.mu.
 	queue    queue
+	out      outflow
 	writable bool  // the kernel takes more, as far as is known; false until adopted
 	writing  bool  // the send loop uses fd and holds packets of queue
 	parted   bool  // our Goodbye is written, and nothing follows
@@ -29,6 +34,7 @@ type table struct {
 	conns map[uint32]*conn
 	order []*conn // by peer
 	last  uint32  // the peer that was served last; at first this node's own id
+	link  pace    // of all that leaves this host
 }
 
 func (t *table) add(c *conn) {
@@ -49,29 +55,52 @@ func (t *table) remove(c *conn) {
 
 func byPeer(c *conn, peer uint32) int { return cmp.Compare(c.peer, peer) }
 
+// never is a time that does not come.
+const never = time.Duration(math.MaxInt64)
+
+// choice is what choose found.
+type choice struct {
+	conn    *conn         // nil where there is nothing to write
+	blocked bool          // something waits for a connection that is not writable
+	due     time.Duration // when the next write may begin of what waits for its time alone
+}
+
 // choose gives the writable connection whose head is most urgent; among equals the
 // one that follows the last one served in the circle of ids. The circle starts
-// after this node's own id, so that not all nodes begin with the same peer. It is
-// nil where there is nothing to write; blocked tells that something waits for a
-// connection that is not writable.
-func (t *table) choose() (best *conn, blocked bool) {
+// after this node's own id, so that not all nodes begin with the same peer.
+// Connections whose rate, or that of the link that they share, is used up are left
+// out until they are due.
+func (t *table) choose(now time.Duration) choice {
 	start, _ := slices.BinarySearchFunc(t.order, t.last+1, byPeer)
-	var most int64
+	c, most := choice{due: never}, int64(0)
 	for i := range t.order {
-		c := t.order[(start+i)%len(t.order)]
-		if c.queue.empty() {
+		n := t.order[(start+i)%len(t.order)]
+		if n.queue.empty() {
 			continue
 		}
-		if !c.writable {
-			blocked = true
+		if !n.writable {
+			c.blocked = true
 			continue
 		}
-		if u := c.queue.urgency(); best == nil || u > most {
-			best, most = c, u
+		u := n.queue.urgency()
+		if due := t.due(n, u); due > now {
+			c.due = min(c.due, due)
+			continue
+		}
+		if c.conn == nil || u > most {
+			c.conn, most = n, u
 		}
 	}
-	if best != nil {
-		t.last = best.peer
+	if c.conn != nil {
+		t.last = c.conn.peer
 	}
-	return best, blocked
+	return c
+}
+
+// due is when the pace of n and of the link allows a write of that urgency.
+func (t *table) due(n *conn, urgency int64) time.Duration {
+	if !n.far {
+		return 0
+	}
+	return max(t.link.ready, n.out.due(urgency))
 }

@@ -33,6 +33,8 @@ type Transport struct {
 	self     Identity          // set by Start
 	expect   map[uint32]uint64 // set by Start: nodes that may connect to us, and their incarnations
 	handler  Handler           // set by Start
+	rates    Rates             // set by Start
+	began    time.Time
 	sender   *sender
 	receiver *receiver
 	sys      system
@@ -60,8 +62,9 @@ type Transport struct {
 		local            queue           // what this node sent to itself
 		seq              uint64
 		free             []*run
-		inbox            []*conn // for the receive loop: new connections, and those that the send loop is done with
-		sendSleeps       bool    // the send loop waits in epoll: who gives it work wakes it
+		inbox            []*conn       // for the receive loop: new connections, and those that the send loop is done with
+		sendSleeps       bool          // the send loop waits in epoll: who gives it work wakes it
+		sendWakes        time.Duration // when it wakes by itself
 		receiveSleeps    bool
 		changed          chan struct{} // closed and made anew whenever table changes or local runs empty
 	}
@@ -75,7 +78,7 @@ func Listen(c Config) (*Transport, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	t := &Transport{
-		config: c, sys: kernel, handshakeTimeout: 5 * time.Second,
+		config: c, sys: kernel, began: time.Now(), handshakeTimeout: 5 * time.Second,
 		accepting: newPending(), dialing: newPending(),
 		stopping: make(chan struct{}), ended: make(chan struct{}),
 	}
@@ -107,10 +110,13 @@ func Listen(c Config) (*Transport, error) {
 // Port is the port of the listener.
 func (t *Transport) Port() int { return t.listener.Addr().(*net.TCPAddr).Port }
 
+// now is the time of the paces.
+func (t *Transport) now() time.Duration { return time.Since(t.began) }
+
 // Start lets the data plane run: as self, for h. expect names the nodes that may
 // connect to this one, with their incarnations; others are refused. It is called
 // once.
-func (t *Transport) Start(self Identity, expect map[uint32]uint64, h Handler) {
+func (t *Transport) Start(self Identity, expect map[uint32]uint64, rates Rates, h Handler) {
 	t.mu.Lock()
 	if t.mu.started {
 		t.mu.Unlock()
@@ -120,7 +126,8 @@ func (t *Transport) Start(self Identity, expect map[uint32]uint64, h Handler) {
 		t.mu.Unlock()
 		return
 	}
-	t.self, t.handler = self, h
+	t.self, t.handler, t.rates = self, h, rates
+	t.mu.table.link.rate = rates.Out
 	t.expect = make(map[uint32]uint64, len(expect))
 	for id, incarnation := range expect {
 		t.expect[id] = incarnation
@@ -169,7 +176,7 @@ func (t *Transport) place(peer uint32, m *Outgoing) (wake *poller, queued bool) 
 		return nil, false
 	}
 	c.queue.push(t.newRun(m))
-	if c.writable {
+	if c.writable && t.mu.table.due(c, c.queue.urgency()) < t.mu.sendWakes {
 		wake = t.wakeSender()
 	}
 	return wake, true

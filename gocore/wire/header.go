@@ -28,6 +28,7 @@ const (
 	State                   // reserved for weights and optimiser state that change owner
 	Missing                 // an aggregator tells a worker whom a round waits for: payload is node ids, uint32 each
 	Goodbye                 // the last packet of a connection that ends in good order
+	Rate                    // a receiver tells how fast this connection's sender may send: bytes per second in Round
 	kindEnd
 )
 
@@ -144,9 +145,9 @@ func (h *Header) check() error {
 		if h.WireLen == 0 || h.WireLen%4 != 0 || h.RawLen != h.WireLen {
 			return fmt.Errorf("list of missing nodes of %d bytes", h.WireLen)
 		}
-	case Goodbye:
+	case Goodbye, Rate:
 		if h.WireLen != 0 {
-			return fmt.Errorf("goodbye with %d bytes", h.WireLen)
+			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
 		}
 	case State:
 		return fmt.Errorf("state packets are not spoken yet")

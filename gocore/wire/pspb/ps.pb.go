@@ -42,6 +42,7 @@ type Node struct {
 	Incarnation   *uint64                `protobuf:"fixed64,1002,opt,name=incarnation" json:"incarnation,omitempty"`          // random, another one in every process
 	Share         *uint32                `protobuf:"varint,1003,opt,name=share" json:"share,omitempty"`                       // of the summing
 	Place         *uint32                `protobuf:"varint,1004,opt,name=place" json:"place,omitempty"`                       // the rank that it would like, + 1
+	LinkRate      *uint64                `protobuf:"varint,1005,opt,name=link_rate,json=linkRate" json:"link_rate,omitempty"` // of its link, each direction, bit/s; absent: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -149,6 +150,13 @@ func (x *Node) GetShare() uint32 {
 func (x *Node) GetPlace() uint32 {
 	if x != nil && x.Place != nil {
 		return *x.Place
+	}
+	return 0
+}
+
+func (x *Node) GetLinkRate() uint64 {
+	if x != nil && x.LinkRate != nil {
+		return *x.LinkRate
 	}
 	return 0
 }
@@ -1055,7 +1063,7 @@ var File_gocore_wire_pspb_ps_proto protoreflect.FileDescriptor
 
 const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
-	"\x19gocore/wire/pspb/ps.proto\x12\x02ps\"\xa8\x02\n" +
+	"\x19gocore/wire/pspb/ps.proto\x12\x02ps\"\xc6\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04role\x18\x01 \x02(\x05R\x04role\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x05R\x02id\x12\x1a\n" +
@@ -1070,7 +1078,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\tdata_port\x18\xe9\a \x01(\rR\bdataPort\x12!\n" +
 	"\vincarnation\x18\xea\a \x01(\x06R\vincarnation\x12\x15\n" +
 	"\x05share\x18\xeb\a \x01(\rR\x05share\x12\x15\n" +
-	"\x05place\x18\xec\a \x01(\rR\x05place\"w\n" +
+	"\x05place\x18\xec\a \x01(\rR\x05place\x12\x1c\n" +
+	"\tlink_rate\x18\xed\a \x01(\x04R\blinkRate\"w\n" +
 	"\aControl\x12\x10\n" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +

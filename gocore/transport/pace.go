@@ -1,0 +1,94 @@
+package transport
+
+import "time"
+
+const (
+	// commitTime is how much of a paced link's time one writev commits: what is given
+	// to the kernel cannot be overtaken any more.
+	commitTime = 130 * time.Microsecond
+	// creditTime bounds how much a sender that woke late may catch up at once. What
+	// it missed has left the link's queue empty, so the burst delays little.
+	creditTime = 4 * time.Millisecond
+	// burstTime bounds what of it goes out in one writev.
+	burstTime = time.Millisecond
+)
+
+// Rates is how fast the links of this node are, in bytes of TCP payload per second;
+// 0 is not limited. Connections within one host are never limited.
+type Rates struct {
+	Out float64 // what this node sends, over all connections
+	In  float64 // what this node receives
+	// To is what a peer gets from this node until it says otherwise: its share of
+	// the peer's link if all who may send to the peer did.
+	To map[uint32]float64
+}
+
+// pace is a token bucket, kept as the time at which the next write may begin.
+type pace struct {
+	rate  float64       // bytes per second; 0: not limited
+	ready time.Duration // since the transport's start
+}
+
+// spend notes that so many bytes were written.
+func (p *pace) spend(now time.Duration, bytes int) {
+	if p.rate > 0 {
+		p.ready = max(p.ready, now-creditTime) + time.Duration(float64(bytes)/p.rate*1e9)
+	}
+}
+
+// outflow is the rate of one connection, on the side of its sender.
+type outflow struct {
+	pace
+	fair   float64       // until the receiver tells another one
+	told   float64       // by the receiver, 0: nothing, or too long ago
+	last   time.Duration // of the last write
+	urgent int64         // urgency of what was written last
+	path   follow
+}
+
+// spend notes a write.
+func (f *outflow) spend(now time.Duration, bytes int, urgency int64) {
+	if now-f.last > fallBackTime {
+		f.told = 0
+	}
+	f.last, f.urgent = now, urgency
+	f.rate = f.allowed()
+	f.pace.spend(now, bytes)
+}
+
+// full is what the receiver allows.
+func (f *outflow) full() float64 {
+	if f.told > 0 {
+		return f.told
+	}
+	return f.fair
+}
+
+// allowed is the least of what the receiver and the path allow.
+func (f *outflow) allowed() float64 {
+	rate := f.full()
+	if f.path.limit > 0 && (rate == 0 || f.path.limit < rate) {
+		rate = f.path.limit
+	}
+	return rate
+}
+
+// due is when something of that urgency may be written. What is more urgent than
+// the last packet does not wait for it; its bytes are owed all the same.
+func (f *outflow) due(urgency int64) time.Duration {
+	if urgency > f.urgent {
+		return 0
+	}
+	return f.ready
+}
+
+// commit is the bytes of one writev now: those of commitTime, and what a sender that
+// woke late is behind. So where the processor is what is short, one wake-up serves
+// many packets.
+func (p *pace) commit(now time.Duration) int {
+	if p.rate == 0 {
+		return batchBytes
+	}
+	behind := min(max(0, now-p.ready), burstTime)
+	return min(batchBytes, int(p.rate*max(commitTime, behind).Seconds()))
+}
