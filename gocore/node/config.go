@@ -11,6 +11,7 @@ import (
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
+	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
@@ -36,6 +37,7 @@ type Config struct {
 	Share             int   // -1: not set
 	Rank              int   // that this node would like; -1: any
 	LinkRate          int64 // bit/s; -1: what the network interface says
+	Van               transport.Share
 	Secret            string
 	Verbose           int
 	JoinTimeout       time.Duration
@@ -81,6 +83,9 @@ var Settings = []Setting{
 	{Name: "FPTPS_LINK_RATE", Unit: "bit/s",
 		Doc:   "Rate of this node's network link, each direction: `1gbit`, `500mbit`. What leaves on it is paced just below, so that no queue builds up; 0: not paced. Default: the rate that the network interface reports, if any. Within one host nothing is paced.",
 		parse: bits(func(c *Config) *int64 { return &c.LinkRate })},
+	{Name: "FPTPS_VAN", Default: "auto",
+		Doc:   "How tensors travel between nodes of one host: `auto`: through shared memory where both are willing, `tcp`: never so, `shm`: always, and a node on another host is an error.",
+		parse: parseVan},
 	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: left to the kernel, which is best nearly always.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
 	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: left to the kernel, which is best nearly always.",
@@ -159,6 +164,16 @@ func parseRole(c *Config, value string) error {
 		return fmt.Errorf("a role is scheduler, server or worker")
 	}
 	c.Role = role
+	return nil
+}
+
+func parseVan(c *Config, value string) error {
+	vans := map[string]transport.Share{"auto": transport.ShareAuto, "tcp": transport.ShareNever, "shm": transport.ShareAlways}
+	van, known := vans[value]
+	if !known {
+		return fmt.Errorf("auto, tcp or shm is expected")
+	}
+	c.Van = van
 	return nil
 }
 

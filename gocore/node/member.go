@@ -62,7 +62,7 @@ func (n *Node) listen() (*transport.Transport, error) {
 		bind = n.config.Host
 	}
 	tr, err := transport.Listen(transport.Config{
-		Host: bind, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, Log: n.log,
+		Host: bind, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, Share: n.config.Van, Log: n.log,
 	})
 	if err != nil {
 		return nil, err

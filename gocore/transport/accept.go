@@ -14,9 +14,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// accept takes connections from the listener and gives each handshake its
-// goroutine, a bounded number of them.
-func (t *Transport) accept() {
+// accept takes connections from a listener and gives each handshake its goroutine,
+// a bounded number of them.
+func (t *Transport) accept(next func() (stream, error)) {
 	defer t.handshakes.Done()
 	defer func() {
 		if p := recover(); p != nil {
@@ -24,7 +24,7 @@ func (t *Transport) accept() {
 		}
 	}()
 	for {
-		c, err := t.listener.AcceptTCP()
+		c, err := next()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -61,10 +61,15 @@ func (t *Transport) pause(d time.Duration, early <-chan struct{}) bool {
 }
 
 // answer is the accepting side of a handshake: read a Hello, welcome or refuse.
-func (t *Transport) answer(c *net.TCPConn) {
+func (t *Transport) answer(c stream) {
 	defer t.handshakes.Done()
 	defer t.accepting.remove(c)
 	defer c.Close()
+	if u, near := c.(*net.UnixConn); near {
+		r := &rights{UnixConn: u}
+		defer r.drop()
+		c = r
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			t.config.Log.Error("panic in a handshake", "panic", p, "stack", string(debug.Stack()))
@@ -91,13 +96,31 @@ func (t *Transport) answer(c *net.TCPConn) {
 		return
 	}
 	defer t.unreserve(hello.ID)
-	if _, err := c.Write(wire.PutAnswer("")); err != nil {
-		t.reject(c, fmt.Errorf("welcome not sent: %w", err))
-		return
+	near, err := t.welcome(c)
+	if err == nil {
+		err = t.establish(hello.ID, c, near)
 	}
-	if err := t.establish(hello.ID, c); err != nil {
+	if err != nil {
 		t.reject(c, err)
 	}
+}
+
+// welcome says that the handshake is done, and takes the memory that came with it.
+func (t *Transport) welcome(c stream) (*share, error) {
+	r, near := c.(*rights)
+	if !near {
+		_, err := c.Write(wire.PutAnswer(""))
+		return nil, err
+	}
+	s, err := r.accept()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.send(wire.PutAnswer(""), t.bells()...); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
 }
 
 // judge tells why h is refused; "" where it is welcome. Whoever lacks the token
@@ -124,7 +147,7 @@ func (t *Transport) judge(h *wire.Hello) string {
 }
 
 // reject counts a bad handshake and logs the first of each host.
-func (t *Transport) reject(c *net.TCPConn, err error) {
+func (t *Transport) reject(c stream, err error) {
 	select {
 	case <-t.stopping: // our own doing
 		return
@@ -160,24 +183,41 @@ func (t *Transport) unreserve(peer uint32) {
 	delete(t.mu.reserved, peer)
 }
 
-// establish hands c, whose handshake is done, to the loops. They use a copy of the
-// descriptor, of which Go's poller knows nothing; the caller closes c.
-func (t *Transport) establish(peer uint32, c *net.TCPConn) error {
-	fd, err := duplicate(c)
-	if err != nil {
+// establish hands c, whose handshake is done, to the loops, and near, if that is to
+// take the place of its bytes. They use a copy of the descriptor, of which Go's poller
+// knows nothing; the caller closes c.
+func (t *Transport) establish(peer uint32, c stream, near *share) (err error) {
+	fd := -1
+	defer func() {
+		if err == nil {
+			return
+		}
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		if near != nil {
+			near.close()
+		}
+	}()
+	if fd, err = duplicate(c); err != nil {
 		return fmt.Errorf("duplicate of the socket: %w", err)
 	}
-	far := t.sys.far(c)
-	if err := limitUnsent(fd, far); err != nil {
-		unix.Close(fd)
-		return fmt.Errorf("bound of unsent bytes: %w", err)
+	far := false
+	if near == nil {
+		far = t.sys.far(c)
+		if err := limitUnsent(fd, far); err != nil {
+			return fmt.Errorf("bound of unsent bytes: %w", err)
+		}
 	}
-	n := &conn{peer: peer, fd: fd, far: far, addr: c.RemoteAddr().String(), parser: parser{peer: peer},
+	addr := c.RemoteAddr().String()
+	if near != nil {
+		addr = "shared memory"
+	}
+	n := &conn{peer: peer, fd: fd, near: near, far: far, addr: addr, parser: parser{peer: peer},
 		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()
-		unix.Close(fd)
 		return errStopped
 	}
 	t.mu.table.add(n)
@@ -190,13 +230,13 @@ func (t *Transport) establish(peer uint32, c *net.TCPConn) error {
 }
 
 // overLink tells whether c leaves this host.
-func overLink(c *net.TCPConn) bool {
+func overLink(c stream) bool {
 	local, remote := c.LocalAddr().(*net.TCPAddr), c.RemoteAddr().(*net.TCPAddr)
 	return !local.IP.Equal(remote.IP) && !remote.IP.IsLoopback()
 }
 
 // duplicate copies the descriptor of c while c cannot be closed.
-func duplicate(c *net.TCPConn) (fd int, err error) {
+func duplicate(c stream) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err

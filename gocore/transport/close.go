@@ -24,7 +24,7 @@ func (t *Transport) stop(err error) (first, started bool) {
 	t.mu.Unlock()
 	t.wake(wakeSender)
 	t.wake(wakeReceiver)
-	t.listener.Close()
+	t.closeListeners()
 	t.accepting.close()
 	t.dialing.close()
 	return first, started

@@ -14,7 +14,9 @@ import (
 
 // Nodes that exchange data in fragments are closed, or say goodbye, after a random
 // number of events: whatever was lent comes back once.
-func TestCloseReleasesEveryOwnerOnce(t *testing.T) {
+func TestCloseReleasesEveryOwnerOnce(t *testing.T) { bothWays(t, testCloseReleasesEveryOwnerOnce) }
+
+func testCloseReleasesEveryOwnerOnce(t *testing.T) {
 	seed := rand.Uint64()
 	rng := seeded(t, seed)
 	for round := range 40 {
@@ -92,7 +94,9 @@ func TestCloseWithoutStart(t *testing.T) {
 
 // A panic anywhere fails the data plane in good order: the panic does not escape,
 // everything is released, Failed is the last call.
-func TestPanics(t *testing.T) {
+func TestPanics(t *testing.T) { bothWays(t, testPanics) }
+
+func testPanics(t *testing.T) {
 	burst := func() { panic("burst") }
 	ignore := func(arrival) error { return nil }
 	atLocal := func(f func() error) func(arrival) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"time"
 
 	"fptps/gocore/fault"
@@ -58,15 +59,53 @@ type refusal struct{ reason string }
 
 func (r *refusal) Error() string { return r.reason }
 
-// attempt is the dialing side of one handshake. It sets no deadline of its own: a
-// node that gave up waiting could not know whether the peer has it as connected.
+// attempt is the dialing side of one handshake: by shared memory where the peer is on
+// this host and willing, else by TCP.
 func (t *Transport) attempt(ctx context.Context, peer uint32, incarnation uint64, addr string) error {
+	if t.config.Share != ShareNever && isLocal(ctx, addr) {
+		err := t.attemptNear(ctx, peer, incarnation, addr)
+		if err == nil || ctx.Err() != nil || t.config.Share == ShareAlways {
+			return err
+		}
+		t.config.Log.Debug("no shared memory with a node of this host", "peer", name(peer), "error", err)
+	}
+	if t.config.Share == ShareAlways {
+		return &refusal{"it is on another host, with which no memory can be shared (FPTPS_VAN=shm)"}
+	}
 	d := net.Dialer{Control: t.config.control}
-	raw, err := d.DialContext(ctx, "tcp", addr)
+	c, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
-	c := raw.(*net.TCPConn)
+	say := func(hello []byte) error { _, err := c.Write(hello); return err }
+	return t.shake(ctx, c.(stream), peer, incarnation, say, func() (*share, error) { return nil, nil })
+}
+
+// attemptNear offers memory to a peer of this host.
+func (t *Transport) attemptNear(ctx context.Context, peer uint32, incarnation uint64, addr string) error {
+	_, port, _ := net.SplitHostPort(addr)
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", shareName(port))
+	if err != nil {
+		return err
+	}
+	r := &rights{UnixConn: c.(*net.UnixConn)}
+	defer r.drop()
+	o, err := newOffer()
+	if err != nil {
+		r.Close()
+		return err
+	}
+	defer o.close()
+	say := func(hello []byte) error { return r.send(hello, append([]int{o.fd}, t.bells()...)...) }
+	return t.shake(ctx, r, peer, incarnation, say, func() (*share, error) { return o.accepted(r) })
+}
+
+// shake is the dialing side of one handshake over c, which it closes. It sets no
+// deadline of its own: a node that gave up waiting could not know whether the peer has
+// it as connected.
+func (t *Transport) shake(ctx context.Context, c stream, peer uint32, incarnation uint64,
+	say func(hello []byte) error, share func() (*share, error)) error {
 	if !t.dialing.add(c, time.Now()) {
 		return errStopped
 	}
@@ -77,13 +116,39 @@ func (t *Transport) attempt(ctx context.Context, peer uint32, incarnation uint64
 	hello := wire.NewHello(t.self.ID, t.self.Incarnation, peer, incarnation, t.self.Token)
 	var b [wire.HelloBytes]byte
 	hello.Put(b[:])
-	if _, err := c.Write(b[:]); err != nil {
+	if err := say(b[:]); err != nil {
 		return err
 	}
 	if err := answerOf(c); err != nil {
 		return err
 	}
-	return t.establish(peer, c)
+	near, err := share()
+	if err != nil {
+		return err
+	}
+	return t.establish(peer, c, near)
+}
+
+// isLocal tells whether addr is one of this host.
+func isLocal(ctx context.Context, addr string) bool {
+	host, _, _ := net.SplitHostPort(addr)
+	found, err := net.DefaultResolver.LookupIPAddr(ctx, host)
+	if err != nil {
+		return false
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	for _, a := range found {
+		if a.IP.IsLoopback() || slices.ContainsFunc(own, func(o net.Addr) bool {
+			n, ok := o.(*net.IPNet)
+			return ok && n.IP.Equal(a.IP)
+		}) {
+			return true
+		}
+	}
+	return false
 }
 
 // answerOf reads the answer to a Hello; nil is welcome.

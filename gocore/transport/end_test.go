@@ -34,7 +34,9 @@ func hugeLength() []byte {
 
 // However a peer goes, Lost is told once, after the release of what was queued for
 // it, and others stay.
-func TestLost(t *testing.T) {
+func TestLost(t *testing.T) { bothWays(t, testLost) }
+
+func testLost(t *testing.T) {
 	part := packetBytes(contrib(1, 0), 1000)[:500]
 	for _, tc := range []struct {
 		name      string
@@ -86,7 +88,9 @@ func TestLost(t *testing.T) {
 	}
 }
 
-func TestPeerThatWasLostMayComeBack(t *testing.T) {
+func TestPeerThatWasLostMayComeBack(t *testing.T) { bothWays(t, testPeerThatWasLostMayComeBack) }
+
+func testPeerThatWasLostMayComeBack(t *testing.T) {
 	server := listen(t, 8, nil)
 	server.start(9)
 	puppet(t, server, 9).Close()
@@ -98,7 +102,9 @@ func TestPeerThatWasLostMayComeBack(t *testing.T) {
 	}
 }
 
-func TestHandlerRefusesAPacket(t *testing.T) {
+func TestHandlerRefusesAPacket(t *testing.T) { bothWays(t, testHandlerRefusesAPacket) }
+
+func testHandlerRefusesAPacket(t *testing.T) {
 	for _, where := range []string{"place", "arrived"} {
 		nodes := mesh(t, func(n *node) { n.puppets = []uint32{11} }, 8, 9)
 		server := nodes[0]

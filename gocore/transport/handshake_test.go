@@ -59,7 +59,7 @@ func puppet(t testing.TB, n *node, id uint32) *net.TCPConn {
 }
 
 // untilClosed reads what the node still says until it hangs up.
-func untilClosed(t testing.TB, c *net.TCPConn) []byte {
+func untilClosed(t testing.TB, c net.Conn) []byte {
 	t.Helper()
 	b, err := io.ReadAll(c)
 	if err != nil && !errors.Is(err, syscall.ECONNRESET) {

@@ -197,7 +197,7 @@ func (n *node) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa
 // listen makes a node that is not started; prepare may change it.
 func listen(t testing.TB, id uint32, prepare func(*node)) *node {
 	t.Helper()
-	tr, err := Listen(Config{Host: "127.0.0.1"})
+	tr, err := Listen(Config{Host: "127.0.0.1", Share: kitShare})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,4 +285,18 @@ func checkContent(id uint32, h *wire.Header, payload []byte) error {
 func seeded(t testing.TB, seed uint64) *rand.Rand {
 	t.Logf("seed %d", seed)
 	return rand.New(rand.NewPCG(seed, 42))
+}
+
+// kitShare is how the nodes of tests connect; bothWays changes it.
+var kitShare = ShareNever
+
+// bothWays runs a test over TCP and over shared memory.
+func bothWays(t *testing.T, test func(t *testing.T)) {
+	for name, share := range map[string]Share{"tcp": ShareNever, "shared memory": ShareAlways} {
+		t.Run(name, func(t *testing.T) {
+			kitShare = share
+			defer func() { kitShare = ShareNever }()
+			test(t)
+		})
+	}
 }

@@ -3,7 +3,6 @@ package transport
 import (
 	"math"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"testing"
 	"time"
@@ -264,7 +263,7 @@ func TestReceiverTellsItsSenders(t *testing.T) {
 	for _, far := range []bool{true, false} {
 		nodes := mesh(t, func(n *node) {
 			n.rates = Rates{In: 7e7}
-			n.sys.far = func(*net.TCPConn) bool { return far }
+			n.sys.far = func(stream) bool { return far }
 		}, 8, 9)
 		server, worker := nodes[0], nodes[1]
 		told := func() float64 {

@@ -26,14 +26,14 @@ type pending struct {
 }
 
 type shaking struct {
-	conn  *net.TCPConn
+	conn  stream
 	since time.Time
 }
 
 func newPending() *pending { return &pending{left: make(chan struct{}, 1)} }
 
 // add is false, and closes c, where the transport is closing.
-func (p *pending) add(c *net.TCPConn, now time.Time) bool {
+func (p *pending) add(c stream, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -44,7 +44,7 @@ func (p *pending) add(c *net.TCPConn, now time.Time) bool {
 	return true
 }
 
-func (p *pending) remove(c *net.TCPConn) {
+func (p *pending) remove(c stream) {
 	p.mu.Lock()
 	p.conns = slices.DeleteFunc(p.conns, func(s shaking) bool { return s.conn == c })
 	p.mu.Unlock()
@@ -93,6 +93,12 @@ func (p *pending) fds() (fds []int) {
 	return fds
 }
 
+// stream is what a handshake runs over.
+type stream interface {
+	net.Conn
+	syscall.Conn
+}
+
 // descriptor is the file descriptor of a net connection or listener.
 func descriptor(c syscall.Conn) (fd int, err error) {
 	raw, err := c.SyscallConn()
@@ -112,8 +118,8 @@ type hosts struct {
 // first is true once per host of addr; beyond maxHosts never.
 func (h *hosts) first(addr net.Addr) bool {
 	host, _, err := net.SplitHostPort(addr.String())
-	if err != nil {
-		return false
+	if err != nil { // a Unix socket's
+		host = "this host"
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

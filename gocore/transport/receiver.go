@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ type receiver struct {
 	// Of the flows that share this node's link, by budget.go.
 	now        time.Duration
 	nextBudget time.Duration
+	shares     []*conn // of conns, those that share memory
 	senders    []*conn
 	flows      []*inflow
 
@@ -83,7 +85,7 @@ func (r *receiver) loop() error {
 			r.attend(c)
 		}
 		events, err := r.poller.poll()
-		if err == nil && len(events) == 0 && !busy && r.idle() {
+		if err == nil && len(events) == 0 && !busy && r.idle() && r.doze() {
 			events, err = r.poller.wait(time.Until(r.nextTick))
 		}
 		if err != nil {
@@ -91,10 +93,13 @@ func (r *receiver) loop() error {
 		}
 		r.now = r.t.now()
 		for _, e := range r.poller.drain(events) {
-			if c := r.conns[uint32(e.Fd)]; c != nil {
+			if c := r.conns[uint32(e.Fd)]; c != nil && c.near == nil {
 				r.read(c)
+			} else if c != nil {
+				r.left(c)
 			}
 		}
+		r.readShares()
 		if err := r.local(); err != nil {
 			return err
 		}
@@ -126,6 +131,54 @@ func (r *receiver) idle() bool {
 	return t.mu.receiveSleeps
 }
 
+// doze tells the peers that share memory with this node that it sleeps; false where
+// there is something to read after all.
+func (r *receiver) doze() bool {
+	for _, c := range r.shares {
+		c.near.in.sleeps.Store(1)
+	}
+	for _, c := range r.shares {
+		if n, sane := c.near.in.there(); n > 0 || !sane {
+			return false
+		}
+	}
+	return true
+}
+
+// readShares reads what has come by shared memory. Who writes there need not wake
+// this loop meanwhile.
+func (r *receiver) readShares() {
+	for i := len(r.shares) - 1; i >= 0; i-- { // a connection that ends is taken out
+		c := r.shares[i]
+		c.near.in.sleeps.Store(0)
+		r.read(c)
+	}
+}
+
+// left is what the socket beside shared memory has to tell: the peer is gone. What it
+// wrote before is read first.
+func (r *receiver) left(c *conn) {
+	var b [1]byte
+	n, err := unix.Read(c.fd, b[:])
+	switch {
+	case err == unix.EAGAIN || err == unix.EINTR:
+		return
+	case n > 0:
+		r.t.count.malformed.Add(1)
+		r.end(c, errors.New("bytes beside the shared memory"))
+		return
+	}
+	for range 2 * ringBytes / wire.HeaderBytes { // each read takes a header, or is the last
+		if m, _ := c.near.in.there(); m == 0 || r.conns[c.peer] != c {
+			break
+		}
+		r.read(c)
+	}
+	if r.conns[c.peer] == c {
+		r.hangup(c)
+	}
+}
+
 // attend does what the inbox asks for c: a new connection is adopted; one that the
 // peer has left already ends when our Goodbye is written or cannot be.
 func (r *receiver) attend(c *conn) {
@@ -146,7 +199,9 @@ func (r *receiver) adopt(c *conn) {
 	c.adopted = true
 	r.conns[c.peer] = c
 	err := r.poller.watch(c, unix.EPOLLIN)
-	if err == nil {
+	if c.near != nil {
+		r.shares = append(r.shares, c)
+	} else if err == nil {
 		err = r.t.sender.poller.watch(c, unix.EPOLLONESHOT)
 	}
 	if err != nil {
@@ -164,9 +219,8 @@ func (r *receiver) adopt(c *conn) {
 func (r *receiver) read(c *conn) {
 	for range readsPerEvent {
 		vector, bytes := c.parser.target(&r.vector)
-		n, errno := r.t.sys.read(c.fd, vector)
+		n, errno := r.t.read(c, vector)
 		r.vector = [2]unix.Iovec{} // as batch.forget
-		r.t.count.reads.Add(1)
 		switch {
 		case errno == unix.EAGAIN:
 			return
@@ -254,6 +308,7 @@ func (r *receiver) end(c *conn, cause error) {
 	t := r.t
 	dropped, cause := t.remove(c, cause)
 	delete(r.conns, c.peer)
+	r.shares = slices.DeleteFunc(r.shares, func(s *conn) bool { return s == c })
 	r.close(c)
 	t.drop(&dropped)
 	t.release(c.parser.abandon())
@@ -292,6 +347,9 @@ func (r *receiver) close(c *conn) {
 	if c.adopted {
 		r.poller.unwatch(c)
 		r.t.sender.poller.unwatch(c)
+	}
+	if c.near != nil {
+		c.near.close()
 	}
 	unix.Shutdown(c.fd, unix.SHUT_RDWR)
 	unix.Close(c.fd)

@@ -163,9 +163,8 @@ func (s *sender) finish() (wake *poller) {
 func (s *sender) transmit() {
 	c := s.conn
 	vector, bytes := s.batch.encode()
-	n, errno := s.t.sys.write(c.fd, vector)
+	n, errno := s.t.write(c, vector)
 	s.batch.forget()
-	s.t.count.writes.Add(1)
 	switch errno {
 	case 0:
 	case unix.EAGAIN:
@@ -178,11 +177,37 @@ func (s *sender) transmit() {
 	s.batch.settle(n)
 	if n < bytes && s.broken == nil {
 		s.full = true
-		if err := s.poller.rearm(c, unix.EPOLLOUT|unix.EPOLLONESHOT); err != nil {
+		if err := s.rearm(c); err != nil {
 			s.fail(err)
 		}
 	}
 	s.release()
+}
+
+// write and read move bytes of a connection, by its socket or by shared memory.
+func (t *Transport) write(c *conn, vector []unix.Iovec) (int, unix.Errno) {
+	if c.near != nil {
+		return c.near.write(vector)
+	}
+	t.count.writes.Add(1)
+	return t.sys.write(c.fd, vector)
+}
+
+func (t *Transport) read(c *conn, vector []unix.Iovec) (int, unix.Errno) {
+	if c.near != nil {
+		return c.near.read(vector)
+	}
+	t.count.reads.Add(1)
+	return t.sys.read(c.fd, vector)
+}
+
+// rearm asks to be told when c takes more; the peer that empties shared memory tells
+// unasked.
+func (s *sender) rearm(c *conn) error {
+	if c.near != nil {
+		return nil
+	}
+	return s.poller.rearm(c, unix.EPOLLOUT|unix.EPOLLONESHOT)
 }
 
 // fail ends a connection that cannot be written to. The receive loop reads what is

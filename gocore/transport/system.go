@@ -3,7 +3,6 @@ package transport
 import (
 	"fmt"
 	"math"
-	"net"
 	"sync"
 	"time"
 	"unsafe"
@@ -14,7 +13,7 @@ import (
 // system is what the kernel does and knows; tests put their own in its place. The
 // calls that move data do not block.
 type system struct {
-	far   func(c *net.TCPConn) bool // c leaves this host
+	far   func(c stream) bool // c leaves this host
 	read  func(fd int, vector []unix.Iovec) (int, unix.Errno)
 	write func(fd int, vector []unix.Iovec) (int, unix.Errno)
 }
@@ -173,6 +172,13 @@ func (w *waker) wake() {
 	if w.fd >= 0 {
 		unix.Write(w.fd, one) // EAGAIN: as many wakes as fit are pending
 	}
+}
+
+// number is the eventfd, for a peer that shares memory.
+func (w *waker) number() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.fd
 }
 
 func (w *waker) close() {

@@ -11,6 +11,7 @@ import (
 type conn struct {
 	peer uint32
 	fd   int    // closed by the receive loop alone, while the send loop is not writing
+	near *share // on this host: in the place of fd's bytes; nil where it is a TCP connection
 	far  bool   // on another host, so that its packets take room on a link
 	addr string // of the peer, for the log
 
@@ -55,6 +56,15 @@ func (t *table) remove(c *conn) {
 
 func byPeer(c *conn, peer uint32) int { return cmp.Compare(c.peer, peer) }
 
+// freed tells whether memory that was full has room again, for which epoll has no event.
+func (c *conn) freed() bool {
+	if c.near == nil || !c.near.out.free() {
+		return false
+	}
+	c.writable = true
+	return true
+}
+
 // never is a time that does not come.
 const never = time.Duration(math.MaxInt64)
 
@@ -78,7 +88,7 @@ func (t *table) choose(now time.Duration) choice {
 		if n.queue.empty() {
 			continue
 		}
-		if !n.writable {
+		if !n.writable && !n.freed() {
 			c.blocked = true
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 type Config struct {
 	Host                      string // address to bind; empty for every one
 	SendBuffer, ReceiveBuffer int    // SO_SNDBUF and SO_RCVBUF; 0 leaves them to the kernel
+	Share                     Share
 	Log                       *slog.Logger
 }
 
@@ -30,6 +32,7 @@ type Identity struct {
 type Transport struct {
 	config   Config
 	listener *net.TCPListener
+	nearby   *net.UnixListener // of those who would share memory; nil where nobody may
 	self     Identity          // set by Start
 	expect   map[uint32]uint64 // set by Start: nodes that may connect to us, and their incarnations
 	handler  Handler           // set by Start
@@ -91,20 +94,33 @@ func Listen(c Config) (*Transport, error) {
 		return nil, fault.New(fault.Config, "cannot listen for data connections on host %q: %v", c.Host, err)
 	}
 	t.listener = l.(*net.TCPListener)
+	if c.Share != ShareNever {
+		name := shareName(strconv.Itoa(t.Port()))
+		if t.nearby, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name}); err != nil {
+			c.Log.Warn("no memory can be shared with nodes of this host", "error", err)
+		}
+	}
 	sending, err := newPoller()
 	if err != nil {
-		l.Close()
+		t.closeListeners()
 		return nil, err
 	}
 	receiving, err := newPoller()
 	if err != nil {
-		l.Close()
+		t.closeListeners()
 		sending.close()
 		return nil, err
 	}
 	t.sender = newSender(t, sending)
 	t.receiver = newReceiver(t, receiving)
 	return t, nil
+}
+
+func (t *Transport) closeListeners() {
+	t.listener.Close()
+	if t.nearby != nil {
+		t.nearby.Close()
+	}
 }
 
 // Port is the port of the listener.
@@ -135,8 +151,12 @@ func (t *Transport) Start(self Identity, expect map[uint32]uint64, rates Rates, 
 	t.mu.table.last = self.ID
 	t.mu.started = true
 	t.handshakes.Add(1)
+	if t.nearby != nil {
+		t.handshakes.Add(1)
+		go t.accept(func() (stream, error) { return t.nearby.AcceptUnix() })
+	}
 	t.mu.Unlock()
-	go t.accept()
+	go t.accept(func() (stream, error) { return t.listener.AcceptTCP() })
 	go t.sender.run()
 	go t.receiver.run()
 }
@@ -296,6 +316,11 @@ func (t *Transport) Sockets() []int {
 	}
 	if fd, err := descriptor(t.listener); err == nil {
 		fds = append(fds, fd)
+	}
+	if t.nearby != nil {
+		if fd, err := descriptor(t.nearby); err == nil {
+			fds = append(fds, fd)
+		}
 	}
 	for _, p := range []*poller{t.sender.poller, t.receiver.poller} {
 		fds = append(fds, p.epoll, p.wake.fd)

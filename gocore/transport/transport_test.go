@@ -6,7 +6,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-func TestPacketsArriveWholeAndInOrder(t *testing.T) {
+func TestPacketsArriveWholeAndInOrder(t *testing.T) { bothWays(t, testPacketsArriveWholeAndInOrder) }
+
+func testPacketsArriveWholeAndInOrder(t *testing.T) {
 	nodes := mesh(t, nil, 8, 9)
 	server, worker := nodes[0], nodes[1]
 	var l ledger
