@@ -169,7 +169,7 @@ class Network:
         try:
             self._make_namespaces()
             self._make_links()
-            self._shape("add", [node for node, rate in rates.items() if rate])
+            self._shape("add", {node: rate for node, rate in rates.items() if rate})
         except BaseException:
             self.close()
             raise
@@ -192,8 +192,8 @@ class Network:
         """Changes the rate of a link that has one. For any thread."""
         if self.rates[node] is None:
             raise ValueError(f"the link of {node} is not shaped")
+        self._shape("change", {node: rate})
         self.rates[node] = rate
-        self._shape("change", [node])
 
     def counters(self) -> dict[Link, int]:
         """How many bytes each link has carried. They have passed the link: what waits or was dropped is not counted."""
@@ -259,17 +259,14 @@ class Network:
             for node in self.nodes
         )
 
-    def _shape(self, verb: str, nodes: list[str]) -> None:
+    def _shape(self, verb: str, rates: Mapping[str, Rate]) -> None:
         """Tells tc the rates of nodes: at their own end what they send, at the bridge's end what they receive."""
         tc = [tool("tc"), "-batch", "-"]
-        at_bridge = []
-        jobs = []
-        for node in nodes:
-            rate = self.rates[node]
-            assert rate is not None
-            at_bridge.append(self._qdisc(verb, end_of(node), rate.receive))
+        at_bridge = [self._qdisc(verb, end_of(node), rate.receive) for node, rate in rates.items()]
+        jobs = [([*self._bridge, *tc], "\n".join(at_bridge))]
+        for node, rate in rates.items():
             jobs.append(([*self.enter(node), *tc], self._qdisc(verb, INTERFACE, rate.send)))
-        run_all([([*self._bridge, *tc], "\n".join(at_bridge)), *jobs])
+        run_all(jobs)
 
     def _qdisc(self, verb: str, interface: str, rate: str) -> str:
         return f"qdisc {verb} dev {interface} root tbf rate {rate} burst {BURST} limit {self._queue}"
