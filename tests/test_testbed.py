@@ -1,0 +1,290 @@
+"""benchmarks/testbed.py: clusters whose nodes have an address and a shaped link each, and what is left of them."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers import in_threads
+
+import testbed
+import testbed_network
+import testbed_usage
+from testbed_network import BURST_BYTES, Link, Rate, bits
+from testbed_usage import Sample
+
+WHY_NOT = testbed.why_not()
+needs_network = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+COMMAND = [sys.executable, testbed.__file__]
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+PUSH = """
+import os, sys
+rate = os.environ.pop("FPTPS_LINK_RATE")  # the link is to be what slows it down, not the core's own care
+import numpy as np
+import fptps, helpers
+
+count, gate = int(sys.argv[1]), sys.argv[2]
+with fptps.KVWorker() as kv:
+    kv.init(0, np.zeros(count, np.float32))
+    mine = (np.arange(count) % 5 + 10 * kv.rank + 1).astype(np.float32)
+    for round in range(2):
+        assert (kv.push_pull(0, mine).wait() == kv.num_workers * (mine + 5 * (kv.num_workers - 1) - 10 * kv.rank)).all()
+        if gate and round == 0:
+            helpers.pass_gate(gate)
+    print(kv.rank, os.environ["DMLC_NODE_HOST"], rate)
+"""
+
+
+def push(count, gate=""):
+    """A program that sums so many float32 twice, and in between comes to a gate if one is given."""
+    return [sys.executable, "-c", PUSH, str(count), gate]
+
+
+def environment():
+    """Of the command: this process's, without what a fixture has taken out."""
+    return {**os.environ, **ENVIRONMENT}
+
+
+def run(bed, program):
+    """Runs a program on a test bed: the exit code, and what it wrote."""
+    out, err = io.StringIO(), io.StringIO()
+    return bed.run(program, ENVIRONMENT, out, err), out.getvalue(), err.getvalue()
+
+
+def most_in_a_second(samples, link):
+    """The most bytes that a link carried within a second."""
+    most = 0
+    for first in samples:
+        within = [each for each in samples if first.time <= each.time <= first.time + 1]
+        most = max(most, within[-1].carried[link] - first.carried[link])
+    return most
+
+
+@needs_network
+@pytest.mark.parametrize(("rate", "sends"), [("60mbit,400mbit", True), ("400mbit,60mbit", False)])
+def test_sums_over_links_of_different_rates(rate, sends):
+    with testbed.TestBed(2, 2, "400mbit", {"worker:0": rate, "server:1": "300mbit"}) as bed:
+        code, out, err = run(bed, push(2_500_000))
+    assert code == 0, err
+    expected = {"[worker 0] 0 10.77.2.1": rate.split(",")[0], "[worker 1] 1 10.77.2.2": "400mbit"}
+    assert sorted(out.splitlines()) == [f"{text} {sent}" for text, sent in expected.items()]
+    last = bed.samples[-1]
+    assert last.rates[Link("worker:0", sends)] == 60e6
+    assert last.rates[Link("server:1", sends)] == 300e6
+    assert len(last.rates) == len(last.carried) - 2 == 8  # the scheduler's link is not shaped
+    for link, bits_per_second in last.rates.items():
+        assert 17e6 < last.carried[link] < 45e6  # two sums of 10 MB, perhaps the first value, headers, repeats
+        assert most_in_a_second(bed.samples, link) <= bits_per_second / 8 + BURST_BYTES
+    assert set(bed.drops) == set(last.rates)
+
+
+@needs_network
+@pytest.mark.parametrize(("rate", "sends"), [("20mbit,400mbit", True), ("400mbit,20mbit", False)])
+def test_set_rate_during_a_run(gate, rate, sends):
+    with testbed.TestBed(1, 1, "400mbit") as bed:
+
+        def change():
+            gate.wait()
+            bed.set_rate("server:0", rate)
+            gate.open()
+
+        (code, _, err), _ = in_threads(lambda: run(bed, push(1_250_000, gate.address)), change)
+    assert code == 0, err
+    link = Link("server:0", sends)
+    before = [sample for sample in bed.samples if sample.rates[link] == 400e6]
+    after = bed.samples[len(before) :]
+    assert before[-1].carried[link] > 4e6
+    assert after[-1].rates[link] == 20e6
+    assert after[-1].carried[link] - after[0].carried[link] > 4e6
+    assert most_in_a_second(after, link) <= 20e6 / 8 + BURST_BYTES
+    assert after[-1].rates[Link("server:0", not sends)] == 400e6
+
+
+@needs_network
+def test_in_a_user_namespace(monkeypatch):
+    """What happens where the user is not root."""
+    monkeypatch.setattr(testbed_network, "WAYS", (["--user", "--map-root-user"],))
+    if (reason := testbed.why_not()) is not None:
+        pytest.skip(reason)
+    with testbed.TestBed(2, 1, "1gbit") as bed:
+        bed.set_rate("worker:0", "500mbit")
+        code, out, err = run(bed, push(10))
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[worker 0] 0 10.77.2.1 500mbit", "[worker 1] 1 10.77.2.2 1gbit"]
+
+
+@needs_network
+def test_command_line(tmp_path):
+    file = tmp_path / "samples.json"
+    options = ["-n", "2", "-s", "1", "--rate", "1gbit", "--rate", "server=500mbit,200mbit", "--json", str(file)]
+    done = subprocess.run([*COMMAND, *options, "--", *push(100_000)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    head, *rows = [line for line in done.stdout.splitlines() if not line.startswith("[worker ")]
+    assert head.split()[:4] == ["link", "Mbit/s", "in", "use"]
+    assert [row.split()[:3] for row in rows[2:4]] == [["server:0", "sends", "500"], ["server:0", "receives", "200"]]
+    written = json.loads(file.read_text())
+    server = {link["direction"]: link for link in written["links"] if link["node"] == "server:0"}
+    assert server["receive"]["rates"][0] == 200e6
+    assert len(server["send"]["bytes"]) == len(written["times"]) > 2
+    assert server["send"]["bytes"][-1] > 1.6e6
+
+
+@needs_network
+def test_exit_code_of_the_worst():
+    program = [sys.executable, "-c", "import os; os.abort()"]
+    done = subprocess.run([*COMMAND, *program], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 134
+    assert "fptps: worker 0 (pid" in done.stderr
+
+
+@needs_network
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left(gate, number):
+    before = interfaces()
+    program = [sys.executable, "-c", f"import helpers; helpers.pass_gate({gate.address!r})"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*COMMAND, "-n2", "-s2", *program], env=environment(), stdout=pipe, stderr=pipe) as running:
+        try:
+            gate.wait(2)
+            pids = descendants(running.pid)
+            namespaces = {namespace_of(pid) for pid in pids}
+            assert len(namespaces) == 6  # of the bridge and five nodes
+            assert namespace_of(os.getpid()) not in namespaces
+            assert interfaces() == before  # not even while it runs
+            assert len(pids) == 11  # what keeps a namespace, and what runs in one
+        finally:
+            running.send_signal(number)
+        running.communicate(timeout=30)
+    assert running.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    gate.wait_for_the_end()
+    until(lambda: not any(namespace_of(pid) in namespaces for pid in all_processes()), "namespaces are left")
+    until(lambda: not any(alive(pid) for pid in pids), "processes are left")
+    assert interfaces() == before
+
+
+def interfaces():
+    """The network interfaces outside of every test bed."""
+    lines = subprocess.run([testbed_network.tool("ip"), "-o", "link"], capture_output=True, text=True, check=True)
+    return [line.split(":")[1] for line in lines.stdout.splitlines()]
+
+
+def all_processes():
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+
+
+def descendants(pid):
+    """The children of a process, their children, and so on."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [each for child in children for each in descendants(child)]
+
+
+def namespace_of(pid):
+    """The network namespace of a process, None if it has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
+def alive(pid):
+    """Whether a process has not ended. Who adopted it may not have collected it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition, complaint):
+    """Polls until something holds: the kernel does not tell when it has cleaned up."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.01)
+
+
+@needs_network
+@pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "unshare"])
+def test_a_missing_tool(tmp_path, monkeypatch, missing):
+    for name in {"sh", *testbed_network.PACKAGES} - {missing}:
+        path = testbed_network.tool(name) if name != "sh" else shutil.which(name)
+        (tmp_path / name).symlink_to(path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(testbed_network, "SBIN", "")
+    done = CliRunner().invoke(testbed.main, ["true"])
+    assert done.exit_code == 1
+    package = "iproute2" if missing in ("ip", "tc") else "util-linux"
+    assert done.output == f"Error: the test bed needs {missing}, which is not here: install {package}\n"
+    assert str(testbed.why_not()) in done.output
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(1, "become root"), (3, "modprobe -a bridge veth"), (4, "modprobe sch_tbf")]
+)
+def test_a_machine_that_cannot(tmp_path, monkeypatch, code, text):
+    for each in testbed_network.PACKAGES:
+        (tmp_path / each).write_text(f"#!/bin/sh\necho it says no >&2\nexit {code}\n")
+        (tmp_path / each).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "(it says no)" in testbed.why_not()
+    assert text in testbed.why_not()
+    with pytest.raises(testbed.TestBedError, match="it says no"), testbed.TestBed(1, 1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--rate", "fast"], "'fast' is no rate"),
+        (["--rate", "1gbit,0mbit"], "'0mbit' is no rate"),
+        (["--rate", "server:1=1gbit", "-s", "1"], "there is no 'server:1'"),
+        (["--queue", "much"], "'much' is no size"),
+        (["-n", "300"], "workers=300"),
+    ],
+)
+def test_what_makes_no_sense(options, text):
+    done = CliRunner().invoke(testbed.main, [*options, "true"])
+    assert done.exit_code == 1
+    assert text in done.output
+
+
+def test_rates():
+    assert Rate.parse("1.5gbit,20kbit") == ("1.5gbit", "20kbit")
+    assert bits("1.5gbit") == 1.5e9
+    rates = testbed.plan(1, 2, "1gbit", {"server": "2gbit", "server:1": "3gbit"})
+    assert rates == {
+        "scheduler": None,
+        "server:0": Rate("2gbit", "2gbit"),
+        "server:1": Rate("3gbit", "3gbit"),
+        "worker:0": Rate("1gbit", "1gbit"),
+    }
+
+
+def test_use():
+    """A link is idle for a second, then full, then at half of a tenth of its rate."""
+    link = Link("server:0", True)
+    carried, rates = [0, 0, 1000, 1050], [8000.0, 8000.0, 800.0, 800.0]
+    samples = [Sample(float(i), {link: carried[i]}, {link: rates[i]}) for i in range(4)]
+    use = testbed_usage.use_of(samples, link)
+    assert use.seconds == 2
+    assert use.mean == 1050 * 8 / 2
+    assert use.peak == 8000
+    assert use.mean_use == pytest.approx(1050 / 1100)
+    assert use.peak_use == 1
+    assert testbed_usage.sparkline(samples, link, 6) == "  ██▄▄"
+    assert testbed_usage.sparkline(samples, link, 3) == " █▄"
+
+
+def test_use_of_a_link_that_is_not_shaped():
+    link = Link("scheduler", True)
+    samples = [Sample(0.0, {link: 0}, {}), Sample(0.5, {link: 500_000}, {})]
+    head, row = testbed_usage.table(samples, {}).splitlines()
+    assert head.endswith("over 0.5 s")
+    assert row.split() == ["scheduler", "sends", "-", "0.5s", "8.0", "-", "8.0", "-", "-"]
