@@ -28,8 +28,8 @@ PROFILE = {
     ],
 }
 PUSH_PULL = {
-    "bench", "workers", "servers", "size", "tensors", "iterations", "van", "goodput_mb_s_per_worker", "p50_us", "p99_us",
-    "cpu_s_per_gb", "cpu_of", "peak_rss_mb",
+    "bench", "workers", "servers", "size", "tensors", "iterations", "van", "goodput_mb_s_per_worker", "p50_us",
+    "p99_us", "cpu_s_per_gb", "cpu_of", "peak_rss_mb",
 }  # fmt: skip
 PREEMPT = {
     "bench", "workers", "servers", "size", "bulk", "samples", "alone", "with_bulk", "goodput_mb_s_per_worker",
@@ -77,7 +77,7 @@ def test_sizes(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "3", "6", "-4", "4 miles", "MiB", "1e3", "0.3kB", "inf", "4MiB4", "٤"])
+@pytest.mark.parametrize("text", ["", "0", "3", "6", "-4", "4 miles", "MiB", "1e3", "0.33kB", "inf", "4MiB4", "٤"])
 def test_no_sizes(text):
     with pytest.raises(ValueError, match="expected"):
         parse_size(text)
@@ -241,7 +241,7 @@ def test_bound_against_small_steps(seed):
     [
         (1, 1, 1), (4, 4, 1), (4, 8, 1),  # each worker's own link
         (4, 2, 0.5), (8, 1, 0.125),  # the servers' links
-        (2, 0, 1), (4, 0, 4 / 6), (1, 0, float("inf")),  # half of each push and pull stays at home; 3/4 go; nothing goes
+        (2, 0, 1), (4, 0, 4 / 6), (1, 0, float("inf")),  # of pushes and pulls a half, 3/4 and nothing leave a worker
     ],
 )  # fmt: skip
 def test_rate_of_the_model(workers, servers, rate):
@@ -398,6 +398,7 @@ def test_member_without_a_cluster():
         (["push_pull", "--tensors", "0"], "'--tensors'"),
         (["push_pull", "--seconds", "0"], "'--seconds'"),
         (["push_pull", "--seconds", "nan"], "'--seconds'"),
+        (["push_pull", "--seconds", "inf"], "'--seconds'"),
         (["push_pull", "--van", "mail"], "'--van'"),
         (["push_pull", "-n", "0"], "'-n'"),
         (["preempt", "--bulk", "much"], "'--bulk'"),
@@ -425,3 +426,9 @@ def test_help(command):
     done = bench(*command, "--help")
     assert done.returncode == 0
     assert "Usage: fptps bench" in done.stdout.replace("python -m ", "")
+
+
+def test_tensors_that_do_not_fit():
+    done = bench("push_pull", "-n", 1, "-s", 0, "--size", "1000000GB", "--tensors", 1)
+    assert done.returncode == 1
+    assert re.search(r"^Error: the tensors do not fit into the memory: ", done.stderr, re.MULTILINE)

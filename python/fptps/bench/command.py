@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,21 @@ def read_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
         raise click.BadParameter(str(error)) from None
 
 
-POSITIVE = click.FloatRange(0, min_open=True)
+def read_positive(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """A finite number that is more than 0."""
+    if not 0 < value < math.inf:
+        raise click.BadParameter(f"{value}: a number of more than 0 is expected")
+    return value
+
+
+def read_link(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float | None, dict[str, str]]:
+    """The link's rate in bits per second, and the setting that tells it to the nodes."""
+    if value is None:
+        return None, {}
+    try:
+        return parse_rate(value), {"FPTPS_LINK_RATE": value}
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.group()
@@ -50,6 +65,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 LINK = click.option(
     "--link",
+    callback=read_link,
     metavar="RATE",
     envvar="FPTPS_LINK_RATE",
     show_envvar=True,
@@ -63,7 +79,9 @@ LINK = click.option(
     "--size", callback=read_size, metavar="SIZE", default="4MiB", show_default=True, help="Size of each tensor."
 )
 @click.option("--tensors", type=click.IntRange(1), default=16, show_default=True, help="Number of tensors.")
-@click.option("--seconds", type=POSITIVE, default=5.0, show_default=True, help="How long to measure.")
+@click.option(
+    "--seconds", type=float, callback=read_positive, default=5.0, show_default=True, help="How long to measure."
+)
 @click.option(
     "--van",
     type=click.Choice(["tcp", "shm", "auto"]),
@@ -105,11 +123,18 @@ def push_pull(
     help="Size of all that is in flight.",
 )
 @LINK
-def preempt(workers: int | None, servers: int | None, as_json: bool, size: int, bulk: int, link: str | None) -> None:
+def preempt(
+    workers: int | None,
+    servers: int | None,
+    as_json: bool,
+    size: int,
+    bulk: int,
+    link: tuple[float | None, dict[str, str]],
+) -> None:
     """Urgency: how long a small urgent tensor takes while large ones are on their way."""
     from . import preempt as module
 
-    rate, settings = read_link(link)
+    rate, settings = link
     options = module.Options(size, bulk, rate)
     run(functools.partial(module.measure, options=options), workers, servers, settings, as_json)
 
@@ -123,7 +148,12 @@ def preempt(workers: int | None, servers: int | None, as_json: bool, size: int, 
     help="The model's communication profile, a JSON file.",
 )
 @click.option(
-    "--scale", type=POSITIVE, default=1.0, show_default=True, help="Makes the tensors so many times as large."
+    "--scale",
+    type=float,
+    callback=read_positive,
+    default=1.0,
+    show_default=True,
+    help="Makes the tensors so many times as large.",
 )
 @click.option(
     "--mode",
@@ -143,7 +173,7 @@ def trainer(
     profile: Path,
     scale: float,
     mode: str,
-    link: str | None,
+    link: tuple[float | None, dict[str, str]],
     iterations: int,
 ) -> None:
     """A simulated trainer: a model's transfers, with sleeps for its computing, against the best that is possible."""
@@ -153,21 +183,11 @@ def trainer(
     try:
         model = load(profile, scale)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--profile") from None
-    rate, settings = read_link(link)
+        raise click.BadParameter(str(error), param_hint="'--profile'") from None
+    rate, settings = link
     options = module.Options(model, scale, mode, rate, iterations)
-    settings["FPTPS_SCHEDULE"] = mode
+    settings = {**settings, "FPTPS_SCHEDULE": mode}
     run(functools.partial(module.measure, options=options), workers, servers, settings, as_json)
-
-
-def read_link(link: str | None) -> tuple[float | None, dict[str, str]]:
-    """The link's rate in bits per second, and the setting that tells it to the nodes."""
-    if link is None:
-        return None, {}
-    try:
-        return parse_rate(link), {"FPTPS_LINK_RATE": link}
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--link") from None
 
 
 def run(measure: Any, workers: int | None, servers: int | None, settings: Mapping[str, str], as_json: bool) -> None:
@@ -179,6 +199,8 @@ def run(measure: Any, workers: int | None, servers: int | None, settings: Mappin
         figures = start.run(measure, workers, servers, settings)
     except FptpsError as error:
         raise click.ClickException(str(error)) from None
+    except MemoryError as error:
+        raise click.ClickException(f"the tensors do not fit into the memory: {error}") from None
     if figures:
         click.echo(table(figures))
         if as_json:

@@ -16,6 +16,10 @@ from ..worker import KVWorker
 QUANTILES: Final = 1001
 """So many values stand for one worker's measurements, of which there may be millions."""
 
+WAIT_S: Final = 600.0
+"""How long a tensor may take: all that is in flight goes before it, maybe over a slow link. A dead node is noticed
+without it."""
+
 
 def sleep_until(end: float) -> None:
     """Sleeps to a moment of time.perf_counter(); late by what the kernel adds, never early."""

@@ -14,7 +14,7 @@ from ..ticket import Ticket
 from ..worker import KVWorker
 from .bound import model_rate, payload_rate
 from .exchange import Exchange
-from .measure import percentiles_us, progress, sleep_until
+from .measure import WAIT_S, percentiles_us, progress, sleep_until
 from .units import FLOAT32
 
 SAMPLES: Final = 300
@@ -56,7 +56,7 @@ class Urgent:
         for _ in range(count):
             sleep_until(time.perf_counter() + self._random.uniform(0, GAP_S))
             begin = time.perf_counter()
-            self._kv.push_pull(URGENT_KEY, self._tensor, out=self._tensor, priority=URGENT).wait()
+            self._kv.push_pull(URGENT_KEY, self._tensor, out=self._tensor, priority=URGENT).wait(WAIT_S)
             taken.append(time.perf_counter() - begin)
             self._bar.update()
         return taken
@@ -99,13 +99,13 @@ class Bulk:
         if self._failure is not None:
             raise self._failure
         for ticket in self._tickets:
-            ticket.wait()
+            ticket.wait(WAIT_S)
 
     def _run(self) -> None:
         try:
             while True:
                 for slot, tensor in enumerate(self._tensors):
-                    self._tickets[slot].wait()
+                    self._tickets[slot].wait(WAIT_S)
                     self.arrived += tensor.nbytes
                     with self._lock:
                         if self._pushed == self._end:

@@ -12,7 +12,7 @@ import numpy as np
 from ..worker import KVWorker
 from . import check
 from .exchange import Exchange
-from .measure import percentiles_us, progress, quantiles
+from .measure import WAIT_S, percentiles_us, progress, quantiles
 from .processes import Usage
 from .units import FLOAT32
 
@@ -76,7 +76,7 @@ class Loop:
             begun.append(now())
             tickets.append(self._kv.push_pull(key, pushed, out=pulled))
         for begin, ticket in zip(begun, tickets):
-            ticket.wait()
+            ticket.wait(WAIT_S)
             timed.latencies.append(now() - begin)
         timed.elapsed += now() - start
 

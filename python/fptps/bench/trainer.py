@@ -14,7 +14,7 @@ from ..ticket import Ticket
 from ..worker import KVWorker
 from .bound import iteration_s, model_rate, payload_rate
 from .exchange import Exchange
-from .measure import progress, sleep_until
+from .measure import WAIT_S, progress, sleep_until
 from .profile import Layer, Profile
 
 WARM_UP: Final = 2
@@ -49,7 +49,7 @@ class Accelerator:
         if all(ticket.done() for ticket in tickets):
             return
         for ticket in tickets:
-            ticket.wait()
+            ticket.wait(WAIT_S)
         self._clock = max(self._clock, time.perf_counter())
 
 
