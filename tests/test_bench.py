@@ -14,6 +14,7 @@ from fptps.bench.bound import arrivals, iteration_s, model_rate, payload_rate
 from fptps.bench.measure import QUANTILES, percentiles_us, quantiles
 from fptps.bench.processes import node_name
 from fptps.bench.profile import Layer, load
+from fptps.bench.push_pull import Loop, Options
 from fptps.bench.report import table
 from fptps.bench.units import parse_rate, parse_size
 
@@ -177,6 +178,18 @@ def test_one_wrong_element(element):
     total[element] = np.nan
     with pytest.raises(check.WrongSum):
         check.verify(total, 2, 2, 3)
+
+
+@pytest.mark.parametrize("claimed", [1, 2])
+def test_the_loop_checks_every_sum(alone, monkeypatch, claimed):
+    """A worker alone that takes itself for one of two lacks the other's part."""
+    monkeypatch.setattr(alone, "_num_workers", claimed)
+    loop = Loop(alone, Options(size=64, tensors=2, seconds=1.0, van="auto", check=True))
+    if claimed == 1:
+        assert len(loop.run(3).latencies) == 6
+        return
+    with pytest.raises(check.WrongSum, match="iteration 0, tensor 0"):
+        loop.run(1)
 
 
 # The bound. Layers of (bytes, forward, backward).
