@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from . import __version__, scheduler, server
+from .bench.command import bench
 from .launch import Supervisor, cluster_commands, reserved_port
 
 
@@ -19,6 +20,9 @@ from .launch import Supervisor, cluster_commands, reserved_port
 @click.version_option(__version__, prog_name="fptps", message="%(prog)s %(version)s")
 def main() -> None:
     """A parameter server for data-parallel training."""
+
+
+main.add_command(bench)
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -1,0 +1,1 @@
+"""`fptps bench`: how fast a cluster is, measured with the package's own public API. See docs/bench.md."""

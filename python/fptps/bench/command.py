@@ -1,0 +1,207 @@
+"""The command line of `fptps bench`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import FptpsError
+from .units import parse_rate, parse_size
+
+# What only a benchmark needs (psutil, tqdm, tabulate) is imported in the commands: every node of a cluster starts by
+# this command line.
+
+
+def read_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """A size option in bytes."""
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def read_positive(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """A finite number that is more than 0."""
+    if not 0 < value < math.inf:
+        raise click.BadParameter(f"{value}: a number of more than 0 is expected")
+    return value
+
+
+def read_link(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float | None, dict[str, str]]:
+    """The link's rate in bits per second, and the setting that tells it to the nodes."""
+    if value is None:
+        return None, {}
+    try:
+        return parse_rate(value), {"FPTPS_LINK_RATE": value}
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.group()
+def bench() -> None:
+    """Measure how fast a cluster is.
+
+    Starts a cluster on this machine; with DMLC_PS_ROOT_URI in the environment it takes part in that cluster as a
+    worker instead, and rank 0 prints.
+    """
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that all benchmarks share."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON too, in the last line."),
+        click.option("-s", "--servers", type=click.IntRange(0), help="Number of servers.  [default: 1]"),
+        click.option("-n", "--workers", type=click.IntRange(1), help="Number of workers.  [default: 2]"),
+    ):
+        command = option(command)
+    return command
+
+
+LINK = click.option(
+    "--link",
+    callback=read_link,
+    metavar="RATE",
+    envvar="FPTPS_LINK_RATE",
+    show_envvar=True,
+    help="Rate of every node's link, for example 1gbit.",
+)
+
+
+@bench.command(name="push_pull")
+@cluster_options
+@click.option(
+    "--size", callback=read_size, metavar="SIZE", default="4MiB", show_default=True, help="Size of each tensor."
+)
+@click.option("--tensors", type=click.IntRange(1), default=16, show_default=True, help="Number of tensors.")
+@click.option(
+    "--seconds", type=float, callback=read_positive, default=5.0, show_default=True, help="How long to measure."
+)
+@click.option(
+    "--van",
+    type=click.Choice(["tcp", "shm", "auto"]),
+    default="auto",
+    show_default=True,
+    envvar="FPTPS_VAN",
+    show_envvar=True,
+    help="How packets travel.",
+)
+@click.option("--check", is_flag=True, help="Verify every sum, outside the time that is measured.")
+def push_pull(
+    workers: int | None,
+    servers: int | None,
+    as_json: bool,
+    size: int,
+    tensors: int,
+    seconds: float,
+    van: str,
+    check: bool,
+) -> None:
+    """Throughput: all workers push and pull all tensors, again and again."""
+    from . import push_pull as module
+
+    options = module.Options(size, tensors, seconds, van, check)
+    run(functools.partial(module.measure, options=options), workers, servers, {"FPTPS_VAN": van}, as_json)
+
+
+@bench.command()
+@cluster_options
+@click.option(
+    "--size", callback=read_size, metavar="SIZE", default="16KiB", show_default=True, help="Size of the urgent tensor."
+)
+@click.option(
+    "--bulk",
+    callback=read_size,
+    metavar="SIZE",
+    default="64MB",
+    show_default=True,
+    help="Size of all that is in flight.",
+)
+@LINK
+def preempt(
+    workers: int | None,
+    servers: int | None,
+    as_json: bool,
+    size: int,
+    bulk: int,
+    link: tuple[float | None, dict[str, str]],
+) -> None:
+    """Urgency: how long a small urgent tensor takes while large ones are on their way."""
+    from . import preempt as module
+
+    rate, settings = link
+    options = module.Options(size, bulk, rate)
+    run(functools.partial(module.measure, options=options), workers, servers, settings, as_json)
+
+
+@bench.command()
+@cluster_options
+@click.option(
+    "--profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="The model's communication profile, a JSON file.",
+)
+@click.option(
+    "--scale",
+    type=float,
+    callback=read_positive,
+    default=1.0,
+    show_default=True,
+    help="Makes the tensors so many times as large.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["fifo", "partitioned", "message", "packet"]),
+    default="packet",
+    show_default=True,
+    envvar="FPTPS_SCHEDULE",
+    show_envvar=True,
+    help="Whole tensors in order; packets in order; whole tensors by priority; packets by priority.",
+)
+@LINK
+@click.option("--iterations", type=click.IntRange(1), default=10, show_default=True, help="Iterations to measure.")
+def trainer(
+    workers: int | None,
+    servers: int | None,
+    as_json: bool,
+    profile: Path,
+    scale: float,
+    mode: str,
+    link: tuple[float | None, dict[str, str]],
+    iterations: int,
+) -> None:
+    """A simulated trainer: a model's transfers, with sleeps for its computing, against the best that is possible."""
+    from . import trainer as module
+    from .profile import load
+
+    try:
+        model = load(profile, scale)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--profile'") from None
+    rate, settings = link
+    options = module.Options(model, scale, mode, rate, iterations)
+    settings = {**settings, "FPTPS_SCHEDULE": mode}
+    run(functools.partial(module.measure, options=options), workers, servers, settings, as_json)
+
+
+def run(measure: Any, workers: int | None, servers: int | None, settings: Mapping[str, str], as_json: bool) -> None:
+    """Runs a benchmark, and prints its figures where they are known: in the parent, or on rank 0."""
+    from . import start
+    from .report import table
+
+    try:
+        figures = start.run(measure, workers, servers, settings)
+    except FptpsError as error:
+        raise click.ClickException(str(error)) from None
+    except MemoryError as error:
+        raise click.ClickException(f"the tensors do not fit into the memory: {error}") from None
+    if figures:
+        click.echo(table(figures))
+        if as_json:
+            click.echo(json.dumps(figures))
