@@ -9,9 +9,10 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "peers"

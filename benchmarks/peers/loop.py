@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Protocol, Sequence
+from collections.abc import Sequence
+from typing import Callable, Protocol
 
 from .common import Options, Part, PeerError
 

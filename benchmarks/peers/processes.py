@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Iterator, Mapping, NoReturn, Sequence
+from typing import NoReturn
 
 from .common import ROOT, PeerError
 
