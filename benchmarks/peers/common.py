@@ -131,8 +131,15 @@ def merged(options: Options, parts: Sequence[Part]) -> Result:
 
 
 def write_part(folder: str, rank: int, part: Part) -> None:
-    """Where the runner finds it."""
-    Path(folder, f"{rank}.json").write_text(json.dumps(asdict(part)))
+    """Where the runner finds it, all of it at once."""
+    half = Path(folder, f"{rank}.half")
+    half.write_text(json.dumps(asdict(part)))
+    half.replace(Path(folder, f"{rank}.json"))
+
+
+def parts_written(folder: str, workers: int) -> bool:
+    """Whether all workers have measured."""
+    return all(Path(folder, f"{rank}.json").exists() for rank in range(workers))
 
 
 def read_parts(folder: str, workers: int) -> list[Part]:

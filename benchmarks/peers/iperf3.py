@@ -9,25 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from typing import Any
 
 from .common import Options, PeerError, Result, options_of, parser, report
-from .processes import HOST, TICK_S, Processes, free_port, processes
+from .processes import HOST, free_port, processes
 
 LENGTH = "256K"
 READY = "Server listening"
 READY_S = 10.0
-
-
-def wait_until_ready(started: Processes) -> None:
-    """Until the server listens: a connection made to find out would be its one test."""
-    deadline = time.monotonic() + READY_S
-    while READY not in started.log("server"):
-        if time.monotonic() > deadline:
-            raise PeerError(f"iperf3's server does not listen after {READY_S:.0f} s: {started.log('server')}")
-        started.wait([], 0)
-        time.sleep(TICK_S)
 
 
 def result_of(report_of_iperf3: dict[str, Any]) -> Result:
@@ -52,7 +41,8 @@ def run(options: Options, bidir: bool) -> Result:
     port = str(free_port())
     with processes() as started:
         started.start("server", ["iperf3", "-s", "-1", "-B", HOST, "-p", port, "--forceflush"])
-        wait_until_ready(started)
+        # A connection made to find out whether it listens would be its one test.
+        started.wait_until(lambda: READY in started.log("server"), READY_S, "iperf3's server")
         command = ["iperf3", "-c", HOST, "-p", port, "-J", "-l", LENGTH, "-C", "cubic"]
         command += ["-t", str(max(round(options.seconds), 1)), *(["--bidir"] if bidir else [])]
         started.start("client", command)

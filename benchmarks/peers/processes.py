@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -51,18 +51,20 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait(self, names: Sequence[str], seconds: float) -> None:
-        """Until those have ended well. PeerError as soon as any at all has failed, or after the time."""
+        """Until those have ended well, or as wait_until."""
+        self.wait_until(lambda: all(self.running[name].poll() == 0 for name in names), seconds, " and ".join(names))
+
+    def wait_until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Until `done`. PeerError as soon as any process has failed, or after the time."""
         deadline = time.monotonic() + seconds
         while True:
-            codes = {name: process.poll() for name, process in self.running.items()}
-            for name, code in codes.items():
-                if code:
-                    raise PeerError(f"{name} ended with exit code {code}: {last_line(self.log(name))}")
-            left = [name for name in names if codes[name] is None]
-            if not left:
+            for name, process in self.running.items():
+                if process.poll():
+                    raise PeerError(f"{name} ended with exit code {process.returncode}: {last_line(self.log(name))}")
+            if done():
                 return
             if time.monotonic() > deadline:
-                raise PeerError(f"{', '.join(left)} did not end within {seconds:.0f} s")
+                raise PeerError(f"{what}: not done within {seconds:.0f} s")
             time.sleep(TICK_S)
 
     def stop(self) -> None:
