@@ -1,5 +1,5 @@
-// The machine's limit for shared memory: a ring of 4 MB each way, copied into and out of; who has nothing to do sleeps on
-// a futex.
+// The machine's limit for shared memory: a ring of 4 MB each way, copied into and out of. Who has nothing to do sleeps
+// on a futex.
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <stdatomic.h>
