@@ -14,7 +14,7 @@ PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi'
 WHEEL_SOURCES := $(GO_SOURCES) $(PYTHON_SOURCES) go.mod go.sum setup.py pyproject.toml scripts/system_packages.py LICENSE README.md
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format test-go test-python race fuzz wheel sdist proto docs clean system FORCE
+.PHONY: help setup demo test lint format test-go test-python race fuzz peers wheel sdist proto docs clean system FORCE
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -55,6 +55,11 @@ fuzz: system ## every fuzz target for FUZZTIME (10s) each
 		echo "$$target ($$(dirname $$file))"; \
 		go test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file) </dev/null; done
 
+peers: setup .venv-mxnet/peers.stamp ## what benchmarks/ compares with: mpi4py in .venv, MXNet in .venv-mxnet
+	$(BIN)/pip install -q --group peers
+	@for tool in iperf3:iperf3 mpirun:openmpi-bin; do command -v $${tool%:*} >/dev/null || \
+		echo "$${tool%:*} is not installed (Debian: apt-get install $${tool#*:})"; done
+
 wheel: $(VENV)/dev.stamp build/manylinux.stamp ## manylinux wheel with libzmq inside, into dist/
 
 sdist: $(VENV)/dev.stamp ## source distribution, into dist/
@@ -91,6 +96,10 @@ $(VENV)/demo.stamp: $(VENV)/dev.stamp
 	if [ -n "$$site" ]; then echo "$$site" >$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth; \
 	else echo 'installing PyTorch (a few GB)'; $(BIN)/pip install -q torch; fi
 	$(BIN)/pip install -q --group demo
+	touch $@
+
+.venv-mxnet/peers.stamp: benchmarks/peers/mxnet_env.py
+	$(PYTHON) -m benchmarks.peers.mxnet_env
 	touch $@
 
 # A file that is gone is a change too, which make does not see by itself.

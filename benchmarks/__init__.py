@@ -1,0 +1,1 @@
+"""What fptps is measured against, and the program that compares: see README.md here."""

@@ -1,0 +1,1 @@
+"""A program for each peer; all have the same options and print the same JSON."""

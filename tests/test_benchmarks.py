@@ -1,0 +1,309 @@
+"""benchmarks: the arithmetic of comparing by tables; the runners for a moment each. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import compare, scenarios, summary  # noqa: E402
+from benchmarks.peers import common, iperf3, loop, mxnet_env  # noqa: E402
+
+RESULT_KEYS = {"goodput_mb_s_per_worker", "cpu_s_per_gb", "p50_us", "p99_us", "iterations"}
+COMPILED = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def result(*command: str) -> dict[str, Any]:
+    """What a runner's last line says."""
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) >= RESULT_KEYS
+    return found
+
+
+def sample(goodput: float, p50: float | None = None) -> dict[str, Any]:
+    return {"goodput_mb_s_per_worker": goodput, "p50_us": p50}
+
+
+# Comparing
+
+
+@pytest.mark.parametrize(
+    ("contestants", "rounds", "order"),
+    [
+        (["a"], 2, "a a"),
+        (["a", "b"], 1, "a b"),
+        (["a", "b"], 3, "a b b a a b"),
+        (["a", "b", "c"], 4, "a b c b c a c a b a b c"),
+    ],
+)
+def test_turns_alternate_and_everyone_leads(contestants, rounds, order):
+    turns = summary.turns(contestants, rounds)
+    assert [turn.who for turn in turns] == order.split()
+    assert [turn.round for turn in turns] == [n for n in range(rounds) for _ in contestants]
+
+
+@pytest.mark.parametrize(
+    ("values", "median"),
+    [([3.0, 1.0, 2.0], 2.0), ([4.0, 1.0], 2.5), ([None, 7.0, None], 7.0), ([None], None), ([], None)],
+)
+def test_median_of_those_that_have_the_figure(values, median):
+    assert summary.median([{"p50_us": value} for value in values], "p50_us") == median
+    assert summary.median([{} for _ in values], "p50_us") is None
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "ratio"),
+    [(6.0, 2.0, 3.0), (0.0, 2.0, 0.0), (6.0, 0.0, None), (None, 2.0, None), (6, None, None)],
+)
+def test_ratio(above, below, ratio):
+    assert summary.ratio(above, below) == ratio
+
+
+def test_rows_have_medians_and_ratios_in_which_more_is_better_for_fptps():
+    samples = {
+        "fptps": [sample(900, 50), sample(300, 10), sample(600, 20)],
+        "slow": [sample(200, 90), sample(100, 70), sample(300, 80)],
+        "stream": [sample(1200)],
+        "absent": [],
+    }
+    fptps, slow, stream = summary.rows("1x1", samples, "fptps")
+    assert (fptps.who, fptps.samples, fptps.goodput_least, fptps.goodput_most) == ("fptps", 3, 300, 900)
+    assert (fptps.goodput_ratio, fptps.p50_ratio) == (1, 1)
+    assert (slow.medians["goodput_mb_s_per_worker"], slow.medians["p50_us"]) == (200, 80)
+    assert (slow.goodput_ratio, slow.p50_ratio) == (3, 4)
+    assert (stream.goodput_ratio, stream.p50_ratio) == (0.5, None)
+    assert summary.cells(slow) == ["1x1", "slow", "200", "100", "300", "-", "80.0", "-", "3.00", "4.00"]
+    assert len(summary.cells(stream)) == len(summary.HEADERS)
+
+
+def test_rows_without_the_reference_have_no_ratios():
+    (row,) = summary.rows("1x1", {"fptps": [], "peer": [sample(5, 5)]}, "fptps")
+    assert (row.goodput_ratio, row.p50_ratio) == (None, None)
+
+
+def test_scenarios_name_peers_that_there_are():
+    names = [scenario.name for scenario in scenarios.SCENARIOS]
+    assert len(set(names)) == len(names)
+    for scenario in scenarios.SCENARIOS:
+        assert set(scenario.peers) <= set(scenarios.PEERS)
+    for runner, *_ in scenarios.PEERS.values():
+        assert importlib.util.find_spec(f"benchmarks.peers.{runner}")
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "errors", "why"),
+    [
+        (1, "half a table", "one\nno such thing", "exit code 1: no such thing"),
+        (3, "", "", "exit code 3: it said nothing"),
+        (0, "table\nall well", "", "its last line is no JSON"),
+        (0, '{"p50_us": 1}', "", "its last line is no JSON"),
+        (0, '{"goodput_mb_s_per_worker": null}', "", "its last line is no JSON"),
+    ],
+)
+def test_a_run_without_figures_says_why(code, output, errors, why):
+    with pytest.raises(compare.RunFailed, match=why):
+        compare.figures(code, output, errors)
+
+
+STAND_IN = """
+import json, sys
+print("a table")
+print(json.dumps({"goodput_mb_s_per_worker": len(sys.argv), "p50_us": 2, "iterations": 1}))
+"""
+
+
+@COMPILED
+def test_compare_writes_every_sample(tmp_path):
+    stand_in, output = tmp_path / "fptps.py", tmp_path / "out.json"
+    stand_in.write_text(STAND_IN)
+    command = ["benchmarks.compare", "--scenario", "1x1 4 KB", "--peer", "ring", "--rounds", "2", "--seconds", "0.05"]
+    program = shlex.join([sys.executable, str(stand_in)])
+    done = run(*command, "--fptps", program, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    assert [one["who"] for one in found["samples"]] == ["fptps", "ring", "ring", "fptps"]
+    assert found["samples"][0]["figures"]["goodput_mb_s_per_worker"] > 10  # it got the scenario's options
+    assert set(found["commands"]["1x1 4 KB"]) == {"fptps", "ring"}
+    assert found["machine"]["cores"] > 0
+    assert [row["who"] for row in found["medians"]] == ["fptps", "ring"]
+    assert "1x1 4 KB" in done.stdout
+
+
+def test_compare_goes_on_without_who_fails_and_fails_where_that_is_fptps(tmp_path):
+    output = tmp_path / "out.json"
+    command = ["benchmarks.compare", "--scenario", "1x1 4 KB", "--peer", "gloo", "--rounds", "3"]
+    done = run(*command, "--fptps", f"{sys.executable} -c 'exit(\"broken\")'", "--output", str(output))
+    assert done.returncode != 0
+    failures = json.loads(output.read_text())["failures"]["1x1 4 KB"]
+    assert failures == {"fptps": ["exit code 1: broken"] * compare.FAILURES}
+    assert "fptps failed 2 times, the last time: exit code 1: broken" in done.stdout
+
+
+# What the runners share
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 3), (0.99, 5), (0.2, 1), (0.21, 2), (1, 5), (0, 1)])
+def test_percentile(share, value):
+    assert common.percentile([5, 3, 1, 4, 2], share) == value
+
+
+def test_parts_become_one_result():
+    options = common.Options(workers=2, servers=1, size=1000, tensors=3, seconds=1)
+    parts = [common.Part(10, 2.0, 0.5, [1.0, 2.0]), common.Part(10, 1.0, 0.7, [3.0, 9.0])]
+    merged = common.merged(options, parts)
+    assert merged.goodput_mb_s_per_worker == pytest.approx(2 * 1000 * 3 * 10 / 1e6 / 2.0)  # the slowest worker's time
+    assert merged.cpu_s_per_gb == pytest.approx(1.2 / (2 * 60000 / 1e9))
+    assert (merged.p50_us, merged.p99_us, merged.iterations) == (2.0, 9.0, 10)
+
+
+def test_parts_that_disagree_are_no_result():
+    options = common.Options(2, 1, 1000, 3, 1)
+    with pytest.raises(common.PeerError, match="do not agree"):
+        common.merged(options, [common.Part(10, 1, 1, [1]), common.Part(11, 1, 1, [1])])
+
+
+@pytest.mark.parametrize(("each", "expected"), [(0.5, 4), (5.0, 1), (0.01, 200), (0.0011, 1818)])
+def test_iterations_fill_the_time(each, expected):
+    assert loop.iterations_for(2.0, lambda count: count * each) == expected
+
+
+class Broken:
+    """A peer that loses one tensor's sum."""
+
+    def start(self, tensor: int) -> None: ...
+
+    def wait(self, tensor: int) -> None: ...
+
+    def fill(self, value: float) -> None: ...
+
+    def elements(self, tensor: int) -> tuple[float, float]:
+        return (6.0, 6.0 if tensor < 2 else 5.0)
+
+    def agree(self, value: float) -> float:
+        return value
+
+
+def test_a_wrong_sum_is_not_measured():
+    with pytest.raises(common.PeerError, match="tensor 2 is"):
+        loop.measure(Broken(), 0, common.Options(3, 1, 4, 3, 1.0))
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_iperf3_counts_what_was_received(both_ways):
+    end = {
+        "sum_sent": {"seconds": 2.0, "bytes": 9_000_000_000},
+        "sum_received": {"seconds": 2.0, "bytes": 6_000_000_000},
+        "cpu_utilization_percent": {"host_total": 60.0, "remote_total": 90.0},
+    }
+    if both_ways:
+        end["sum_received_bidir_reverse"] = {"seconds": 2.0, "bytes": 4_000_000_000}
+    found = iperf3.result_of({"end": end})
+    assert found.goodput_mb_s_per_worker == (5000 if both_ways else 3000)
+    assert found.cpu_s_per_gb == pytest.approx(0.3 if both_ways else 0.5)
+    assert math.isclose(found.cpu_s_per_gb * found.goodput_mb_s_per_worker * 2 / 1e3, 3.0)
+
+
+def test_an_error_of_iperf3_is_told():
+    with pytest.raises(common.PeerError, match="no route"):
+        iperf3.result_of({"error": "no route"})
+
+
+def test_python_for_mxnet(tmp_path):
+    other = tmp_path / "python3.9"
+    other.write_text("#!/bin/sh\nexit 127\n")  # as pyenv's for a version that is not chosen
+    other.chmod(0o755)
+    assert not mxnet_env.fits(str(other))
+    other.write_text("#!/bin/sh\necho 3.9\n")
+    assert mxnet_env.fits(str(other))
+    other.write_text("#!/bin/sh\necho 3.12\n")
+    assert not mxnet_env.fits(str(other))
+    assert not mxnet_env.fits(str(tmp_path / "absent"))
+
+
+# The runners
+
+
+@COMPILED
+@pytest.mark.parametrize("way", [[], ["--one-way"]])
+@pytest.mark.parametrize(("size", "tensors"), [(1, 1), (65537, 3), (5_000_003, 2)])
+@pytest.mark.parametrize("program", ["epoll", "ring"])
+def test_the_machines_limit_moves_the_right_bytes(program, size, tensors, way):
+    command = ["benchmarks.peers.native", program, "--check", "--seconds", "0.01", *way]
+    found = result(*command, "--size", str(size), "--tensors", str(tensors))
+    assert found["checked"]
+    assert found["iterations"] >= 1
+
+
+@COMPILED
+def test_the_check_finds_a_wrong_byte(tmp_path):
+    """Of an epoll.c that spoils one byte of what it receives."""
+    peers = ROOT / "benchmarks" / "peers"
+    text = (peers / "epoll.c").read_text()
+    spoilt = text.replace("return done == 0 ? ENDED", "if (done > 9) ((char *)bytes)[9] ^= 1; return done == 0 ? ENDED")
+    assert spoilt != text
+    (tmp_path / "epoll.c").write_text(spoilt)
+    sources = [str(tmp_path / "epoll.c"), str(peers / "traffic.c")]
+    subprocess.run(["cc", f"-I{peers}", "-o", str(tmp_path / "epoll"), *sources], check=True, timeout=100)
+    command = [str(tmp_path / "epoll"), "--check", "--one-way", "--seconds", "0.01", "--size", "5000", "--tensors", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "came back wrong" in done.stderr
+
+
+@COMPILED
+def test_the_machines_limit_is_of_one_worker():
+    done = run("benchmarks.peers.native", "ring", "--workers", "2")
+    assert done.returncode == 1
+    assert "this traffic has 1 worker and 1 server" in done.stderr
+
+
+@pytest.mark.demo
+def test_gloo():
+    pytest.importorskip("torch")
+    found = result("benchmarks.peers.gloo", "--workers", "2", "--size", "40000", "--tensors", "3", "--seconds", "0.1")
+    assert found["iterations"] >= 1
+    assert 0 < found["p50_us"] <= found["p99_us"]
+    assert found["goodput_mb_s_per_worker"] > 0
+    assert found["cpu_s_per_gb"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["gloo", "--workers", "1"], "--workers 2 or more"),
+        (["mpi", "--workers", "1"], "--workers 2 or more"),
+        (["mxnet", "--python", "/nowhere/python"], "make peers"),
+        (["iperf3", "--workers", "2"], "--workers 1 --servers 1"),
+        (["gloo", "--size", "5"], "not a multiple of 4"),
+    ],
+)
+def test_what_cannot_be_measured_says_what_to_do(command, sentence):
+    done = run(f"benchmarks.peers.{command[0]}", *command[1:])
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_peers_that_are_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for runner, package in [("mpi", "openmpi-bin"), ("iperf3", "iperf3")]:
+        done = run(f"benchmarks.peers.{runner}", "--workers", "2" if runner == "mpi" else "1")
+        assert done.returncode == 1
+        assert f"apt-get install {package}" in done.stderr
