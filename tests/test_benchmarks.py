@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import compare, scenarios, summary
+from benchmarks.peers import common, iperf3, loop, mxnet_env
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import compare, scenarios, summary  # noqa: E402
-from benchmarks.peers import common, iperf3, loop, mxnet_env  # noqa: E402
 
 RESULT_KEYS = {"goodput_mb_s_per_worker", "cpu_s_per_gb", "p50_us", "p99_us", "iterations"}
 COMPILED = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -1,4 +1,4 @@
-"""benchmarks/testbed.py: clusters whose nodes have an address and a shaped link each, and what is left of them."""
+"""benchmarks.testbed: clusters whose nodes have an address and a shaped link each, and what is left of them."""
 
 import io
 import json
@@ -11,18 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks import testbed
+from benchmarks.testbed import network as testbed_network
+from benchmarks.testbed import usage as testbed_usage
+from benchmarks.testbed.network import BURST_BYTES, Link, Rate, bits
+from benchmarks.testbed.usage import Sample
 from click.testing import CliRunner
 from helpers import in_threads
 
-import testbed
-import testbed_network
-import testbed_usage
-from testbed_network import BURST_BYTES, Link, Rate, bits
-from testbed_usage import Sample
-
 WHY_NOT = testbed.why_not()
 needs_network = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-COMMAND = [sys.executable, testbed.__file__]
+COMMAND = [sys.executable, "-m", "benchmarks.testbed"]
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 PUSH = """

@@ -1,6 +1,6 @@
 """Runs a whole fptps cluster on this machine, each node with an IP address and a link of a set rate of its own.
 
-    python benchmarks/testbed.py -n 4 -s 4 --rate 1gbit -- python train.py
+    python -m benchmarks.testbed -n 4 -s 4 --rate 1gbit -- python train.py
 
 See docs/testbed.md. From Python:
 
@@ -24,8 +24,9 @@ from typing import IO, Final
 import click
 
 from fptps.launch import Command, Supervisor, cluster_commands
-from testbed_network import MOST_PER_ROLE, QUEUE, Link, Network, Rate, TestBedError, bits, find_way
-from testbed_usage import Sample, Sampler, table, write_json
+
+from .network import MOST_PER_ROLE, QUEUE, Link, Network, Rate, TestBedError, bits, find_way
+from .usage import Sample, Sampler, table, write_json
 
 PORT: Final = 9000
 """Of the scheduler, which is alone in its namespace."""
@@ -205,7 +206,7 @@ def main(
     """Run PROGRAM on a cluster whose nodes have a shaped link each, as `fptps run` does without them.
 
     \b
-        python benchmarks/testbed.py -n 4 -s 4 --rate 1gbit --rate server:0=500mbit,100mbit -- python train.py
+        python -m benchmarks.testbed -n 4 -s 4 --rate 1gbit --rate server:0=500mbit,100mbit -- python train.py
     """
     every = [text for text in texts if "=" not in text] or [RATE]
     rates = dict(text.split("=", 1) for text in texts if "=" in text)
@@ -221,7 +222,3 @@ def main(
     except BrokenPipeError:  # nobody reads on; what stdout still holds has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

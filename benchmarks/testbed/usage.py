@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from testbed_network import Link
+from .network import Link
 
 INTERVAL_S: Final = 0.1
 IN_USE: Final = 0.01

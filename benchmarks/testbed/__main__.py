@@ -1,0 +1,5 @@
+"""`python -m benchmarks.testbed`."""
+
+from .bed import main
+
+main()
