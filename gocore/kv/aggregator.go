@@ -19,11 +19,14 @@ type Aggregator struct {
 	pool    *aggregate.Pool
 	table   *aggregate.Table
 	log     *slog.Logger
-	sums    []aggregate.Sum // scratch
+	sums    []aggregate.Sum            // scratch
+	held    map[uint32][]aggregate.Sum // by tensor, where sums leave only when all of a tensor are there
 }
 
 // NewAggregator makes the aggregator of a node; workers are node ids by rank.
-func NewAggregator(workers []uint32, plane DataPlane, log *slog.Logger) *Aggregator {
+// Where hold is true the sums of a tensor wait for each other, as in systems that know
+// whole tensors only.
+func NewAggregator(workers []uint32, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
 	pool := aggregate.NewPool()
 	a := &Aggregator{
 		workers: workers, ranks: map[uint32]int{}, plane: plane, log: log,
@@ -31,6 +34,9 @@ func NewAggregator(workers []uint32, plane DataPlane, log *slog.Logger) *Aggrega
 	}
 	for rank, id := range workers {
 		a.ranks[id] = rank
+	}
+	if hold {
+		a.held = map[uint32][]aggregate.Sum{}
 	}
 	return a
 }
@@ -54,10 +60,27 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 		return a.tolerate(err)
 	}
 	sum, done, err := a.table.Add(a.rank(node), h, payload, owned)
-	if done {
+	switch {
+	case done && a.held != nil:
+		a.hold(&sum, h.Flags&wire.FlagLast != 0)
+	case done:
 		a.spread(&sum)
 	}
 	return a.tolerate(err)
+}
+
+// hold keeps a sum until the last of its tensor is there. A sender's packets come in
+// order, so all the others are, then.
+func (a *Aggregator) hold(sum *aggregate.Sum, last bool) {
+	tensor := sum.Header.Tensor
+	a.held[tensor] = append(a.held[tensor], *sum)
+	if !last {
+		return
+	}
+	for i := range a.held[tensor] {
+		a.spread(&a.held[tensor][i])
+	}
+	a.held[tensor] = a.held[tensor][:0]
 }
 
 func (a *Aggregator) tolerate(err error) error {

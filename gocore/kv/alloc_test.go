@@ -47,7 +47,7 @@ func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []b
 		Plan: shares, Plane: l, Tickets: NewTickets(),
 		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(1, nil) },
 	})
-	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, slog.New(slog.DiscardHandler))}
+	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)
 	finish := func(ticket *Ticket, err error) {
 		if err != nil {

@@ -51,7 +51,7 @@ func newCluster(t *testing.T, workerShares, serverShares []uint32, pick func(int
 		t.Fatal(err)
 	}
 	attach := func(node uint32, w *Worker, plane *mem.Plane, watch func(h *wire.Header)) {
-		a := NewAggregator(ids, plane, log)
+		a := NewAggregator(ids, plane, false, log)
 		c.aggregators = append(c.aggregators, a)
 		plane.Attach(&spy{watch, Handler{
 			Self: node, Worker: w, Aggregator: a,

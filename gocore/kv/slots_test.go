@@ -151,7 +151,7 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	for a := range aggregators {
 		id := uint32(100 + a)
 		shares = append(shares, plan.Share{Node: id, Share: 1})
-		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(ids, plane{b, id}, log)}
+		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(ids, plane{b, id}, false, log)}
 	}
 	cut, err := plan.New(1, shares)
 	if err != nil {

@@ -346,7 +346,7 @@ func TestZeroSum(t *testing.T) {
 
 func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 	worker := newDesk(t, 0).ready(1)
-	server := Handler{Self: 8, Aggregator: NewAggregator([]uint32{9, 11}, worker, worker.Log)}
+	server := Handler{Self: 8, Aggregator: NewAggregator([]uint32{9, 11}, worker, false, worker.Log)}
 	for _, c := range []struct {
 		what    string
 		handler *Handler

@@ -38,7 +38,7 @@ func (n *Node) runAlone() error {
 		},
 	})
 	plane.Attach(&kv.Handler{
-		Self: aloneID, Worker: worker, Aggregator: kv.NewAggregator([]uint32{aloneID}, plane, n.log),
+		Self: aloneID, Worker: worker, Aggregator: kv.NewAggregator([]uint32{aloneID}, plane, false, n.log),
 		OnLost: func(uint32, error) {}, OnFailed: n.dataPlaneFailed,
 	})
 	if err := n.own(func() { n.mu.alone, n.mu.worker, n.mu.state, n.mu.hasJoined = network, worker, joined, true }); err != nil {

@@ -38,6 +38,8 @@ type Config struct {
 	Rank              int   // that this node would like; -1: any
 	LinkRate          int64 // bit/s; -1: what the network interface says
 	Van               transport.Share
+	Schedule          transport.Schedule
+	WholeSums         bool // sums of a tensor leave together
 	Secret            string
 	Verbose           int
 	JoinTimeout       time.Duration
@@ -86,6 +88,9 @@ var Settings = []Setting{
 	{Name: "FPTPS_VAN", Default: "auto",
 		Doc:   "How tensors travel between nodes of one host: `auto`: through shared memory where both are willing, `tcp`: never so, `shm`: always, and a node on another host is an error.",
 		parse: parseVan},
+	{Name: "FPTPS_SCHEDULE", Default: "packet",
+		Doc:   "The order in which packets leave, the same on all nodes, to see what each idea is worth: `packet`: the most urgent packet first; `message`: the most urgent tensor first, and whole; `partitioned`: packets in order, without priorities; `fifo`: the same, and no sum leaves before its whole tensor is summed.",
+		parse: parseSchedule},
 	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: left to the kernel, which is best nearly always.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
 	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: left to the kernel, which is best nearly always.",
@@ -174,6 +179,18 @@ func parseVan(c *Config, value string) error {
 		return fmt.Errorf("auto, tcp or shm is expected")
 	}
 	c.Van = van
+	return nil
+}
+
+func parseSchedule(c *Config, value string) error {
+	schedules := map[string]transport.Schedule{
+		"packet": transport.ByPacket, "message": transport.ByMessage, "partitioned": transport.InOrder, "fifo": transport.InOrder,
+	}
+	schedule, known := schedules[value]
+	if !known {
+		return fmt.Errorf("packet, message, partitioned or fifo is expected")
+	}
+	c.Schedule, c.WholeSums = schedule, value == "fifo"
 	return nil
 }
 

@@ -62,7 +62,7 @@ func (n *Node) listen() (*transport.Transport, error) {
 		bind = n.config.Host
 	}
 	tr, err := transport.Listen(transport.Config{
-		Host: bind, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, Share: n.config.Van, Log: n.log,
+		Host: bind, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, Share: n.config.Van, Schedule: n.config.Schedule, Log: n.log,
 	})
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	}
 	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
 	if slices.Contains(shares.Aggregators(), handler.Self) {
-		handler.Aggregator = kv.NewAggregator(workers, tr, n.log)
+		handler.Aggregator = kv.NewAggregator(workers, tr, n.config.WholeSums, n.log)
 	}
 	if n.config.Role == cluster.RoleWorker {
 		handler.Worker = n.newWorker(view, shares, tr)

@@ -106,7 +106,7 @@ func TestChooseWaitsForThePace(t *testing.T) {
 	}
 	queue := func(c *conn, priority int32) {
 		r := new(run)
-		r.init(&Outgoing{Header: contrib(1, priority)}, 1)
+		r.init(&Outgoing{Header: contrib(1, priority)}, 1, ByPacket)
 		c.queue.push(r)
 	}
 	expect := func(now time.Duration, c *conn, due time.Duration) {

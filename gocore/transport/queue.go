@@ -10,15 +10,32 @@ import (
 type run struct {
 	Outgoing
 	urgency int64
+	whole   bool   // goes on once it has begun, whatever is more urgent
+	begun   bool   // whole, and its first packet was popped
 	seq     uint64 // order of the calls to Send
 	packets int    // at least 1
 	next    int    // the packets before this one have been popped; in the heap while next < packets
 }
 
+// Schedule is the order in which a connection's packets leave. All but the first are
+// there to show what it is worth.
+type Schedule uint8
+
+// The schedules.
+const (
+	ByPacket  Schedule = iota // the most urgent packet first
+	ByMessage                 // the most urgent run first, and whole
+	InOrder                   // in the order of Send
+)
+
 // init makes r the run of m.
-func (r *run) init(m *Outgoing, seq uint64) {
+func (r *run) init(m *Outgoing, seq uint64, order Schedule) {
+	u := urgency(&m.Header)
+	if order == InOrder && u != math.MinInt64 {
+		u = 0
+	}
 	*r = run{
-		Outgoing: *m, seq: seq, urgency: urgency(&m.Header),
+		Outgoing: *m, seq: seq, urgency: u, whole: order == ByMessage,
 		packets: max(1, (len(m.Data)+wire.PacketBytes-1)/wire.PacketBytes),
 	}
 }
@@ -59,6 +76,9 @@ func (p packet) header() wire.Header {
 	if h.WireLen > 0 {
 		h.RawLen = h.WireLen
 	}
+	if h.Kind == wire.Contrib && p.last() {
+		h.Flags |= wire.FlagLast
+	}
 	return h
 }
 
@@ -90,6 +110,7 @@ func (q *queue) urgency() int64 {
 func (q *queue) pop() packet {
 	r := q.heap[0]
 	p := packet{r, r.next}
+	r.begun = r.whole // at the top of the heap it stays there
 	if r.next++; r.next == r.packets {
 		q.removeTop()
 	}
@@ -116,6 +137,9 @@ func (q *queue) drain(drop func(*run)) {
 }
 
 func before(a, b *run) bool {
+	if a.begun != b.begun {
+		return a.begun
+	}
 	return a.urgency > b.urgency || a.urgency == b.urgency && a.seq < b.seq
 }
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -108,7 +109,7 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 					seq++
 					m := randomOutgoing(rng)
 					r := new(run)
-					r.init(&m, seq)
+					r.init(&m, seq, ByPacket)
 					q.push(r)
 					d.push(m, seq)
 				}
@@ -137,7 +138,7 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 				seq++
 				m := Outgoing{Header: wire.Header{Kind: wire.Contrib, Priority: 9}, Data: make([]byte, 1)}
 				r := new(run)
-				r.init(&m, seq)
+				r.init(&m, seq, ByPacket)
 				q.push(r)
 				d.write(n)
 				d.push(m, seq)
@@ -183,7 +184,7 @@ func TestDrainGivesEveryRunOnce(t *testing.T) {
 		for seq := range uint64(1 + rng.IntN(10)) {
 			m := randomOutgoing(rng)
 			r := new(run)
-			r.init(&m, seq)
+			r.init(&m, seq, ByPacket)
 			q.push(r)
 			left[seq] = true
 		}
@@ -214,7 +215,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 	var b batch
 	push := func(priority int32, size int) {
 		r := new(run)
-		r.init(&Outgoing{Header: contrib(1, priority), Data: make([]byte, size)}, 1)
+		r.init(&Outgoing{Header: contrib(1, priority), Data: make([]byte, size)}, 1, ByPacket)
 		q.push(r)
 	}
 	push(3, 100)
@@ -258,7 +259,7 @@ func TestHeadersOfARun(t *testing.T) {
 	var r run
 	m := Outgoing{Header: contrib(5, 1), Data: make([]byte, 2*wire.PacketBytes+3)}
 	m.Header.Packet = 10
-	r.init(&m, 1)
+	r.init(&m, 1, ByPacket)
 	var got []string
 	for i := range r.packets {
 		h := packet{&r, i}.header()
@@ -267,7 +268,7 @@ func TestHeadersOfARun(t *testing.T) {
 	if want := []string{"10 16384 16384", "11 16384 16384", "12 3 3"}; !slices.Equal(got, want) {
 		t.Errorf("headers %v, expected %v", got, want)
 	}
-	r.init(&Outgoing{Header: wire.Header{Kind: wire.Sum, RawLen: 128, WireLen: 128}}, 1)
+	r.init(&Outgoing{Header: wire.Header{Kind: wire.Sum, RawLen: 128, WireLen: 128}}, 1, ByPacket)
 	if h := (packet{&r, 0}).header(); r.packets != 1 || h.RawLen != 128 || h.WireLen != 0 {
 		t.Errorf("sum of zeros: %d packets, %+v", r.packets, h)
 	}
@@ -295,7 +296,7 @@ func TestChoose(t *testing.T) {
 			c := &conn{peer: peer, writable: true}
 			for i, p := range priorities {
 				r := new(run)
-				r.init(&Outgoing{Header: contrib(1, p)}, uint64(i))
+				r.init(&Outgoing{Header: contrib(1, p)}, uint64(i), ByPacket)
 				c.queue.push(r)
 			}
 			tb.add(c)
@@ -319,7 +320,7 @@ func TestChoosePassesOverBlockedConnections(t *testing.T) {
 	}
 	for i, c := range []*conn{full, open} {
 		r := new(run)
-		r.init(&Outgoing{Header: contrib(1, int32(9-i))}, 1)
+		r.init(&Outgoing{Header: contrib(1, int32(9-i))}, 1, ByPacket)
 		c.queue.push(r)
 	}
 	if c := tb.choose(0); c.conn != open || !c.blocked {
@@ -337,5 +338,45 @@ func TestChoosePassesOverBlockedConnections(t *testing.T) {
 	tb.remove(open)
 	if len(tb.order) != 1 || tb.order[0] != idle || len(tb.conns) != 1 {
 		t.Errorf("left in the table: %v", tb.order)
+	}
+}
+
+// TestSchedules: what leaves when a run of three packets has begun and a more urgent
+// one comes.
+func TestSchedules(t *testing.T) {
+	for order, want := range map[Schedule]string{
+		ByPacket:  "1 2 2 1 1 3",
+		ByMessage: "1 1 1 2 2 3",
+		InOrder:   "1 1 1 3 2 2",
+	} {
+		var q queue
+		queued := uint64(0)
+		send := func(tensor uint32, priority int32, packets int) {
+			queued++
+			r := new(run)
+			r.init(&Outgoing{Header: contrib(tensor, priority), Data: make([]byte, packets*wire.PacketBytes)}, queued, order)
+			q.push(r)
+		}
+		send(1, 0, 3)
+		q.unpop(q.pop()) // a write that the kernel did not take
+		p := q.pop()
+		left := []string{fmt.Sprint(p.run.Header.Tensor)}
+		send(3, -1, 1)
+		send(2, 5, 2)
+		if order == ByMessage {
+			q.unpop(p) // begun once, it goes first
+			left = nil
+		}
+		for !q.empty() {
+			left = append(left, fmt.Sprint(q.pop().run.Header.Tensor))
+		}
+		if got := strings.Join(left, " "); got != want {
+			t.Errorf("schedule %d: %s, expected %s", order, got, want)
+		}
+	}
+	goodbye := new(run)
+	goodbye.init(&Outgoing{Header: wire.Header{Kind: wire.Goodbye}}, 1, InOrder)
+	if goodbye.urgency != math.MinInt64 {
+		t.Error("in order, a goodbye would not come last")
 	}
 }

@@ -18,6 +18,7 @@ type Config struct {
 	Host                      string // address to bind; empty for every one
 	SendBuffer, ReceiveBuffer int    // SO_SNDBUF and SO_RCVBUF; 0 leaves them to the kernel
 	Share                     Share
+	Schedule                  Schedule
 	Log                       *slog.Logger
 }
 
@@ -212,7 +213,7 @@ func (t *Transport) newRun(m *Outgoing) *run {
 		r = new(run)
 	}
 	t.mu.seq++
-	r.init(m, t.mu.seq)
+	r.init(m, t.mu.seq, t.config.Schedule)
 	return r
 }
 

@@ -47,6 +47,7 @@ const (
 	FlagScaled uint8 = 1 << iota // a mean's division is done
 	FlagAgain                    // sent again after a failure
 	FlagClash                    // workers named different operations: there is no sum
+	FlagLast                     // Contrib: the last packet that its sender has of this tensor and round for this aggregator
 	flagEnd
 )
 

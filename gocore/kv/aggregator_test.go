@@ -1,0 +1,66 @@
+package kv
+
+import (
+	"log/slog"
+	"slices"
+	"testing"
+
+	"fptps/gocore/transport"
+	"fptps/gocore/wire"
+)
+
+// sentPackets keeps what an aggregator sends to node 9.
+type sentPackets []uint32
+
+func (s *sentPackets) Send(node uint32, m transport.Outgoing) {
+	if node == 9 {
+		*s = append(*s, m.Header.Tensor<<8|m.Header.Packet)
+	}
+	if m.Owner != nil {
+		m.Owner.Release()
+	}
+}
+
+// TestHeldSums: where sums are held, none of a tensor leaves before the last is there.
+func TestHeldSums(t *testing.T) {
+	for _, tc := range []struct {
+		hold bool
+		want [][]uint32 // what has left after each packet of the second worker
+	}{
+		{false, [][]uint32{{0x100}, {0x100, 0x200}, {0x100, 0x200, 0x101}, {0x100, 0x200, 0x101, 0x201}}},
+		{true, [][]uint32{nil, nil, {0x100, 0x101}, {0x100, 0x101, 0x200, 0x201}}},
+	} {
+		var sent sentPackets
+		a := NewAggregator([]uint32{9, 11}, &sent, tc.hold, slog.New(slog.DiscardHandler))
+		h := Handler{Self: 8, Aggregator: a}
+		add := func(node, tensor, packet uint32) {
+			header := wire.Header{
+				Kind: wire.Contrib, DType: wire.Uint8, Tensor: tensor, Packet: packet, Run: 1, Round: 1,
+				RawLen: wire.PacketBytes, WireLen: wire.PacketBytes,
+			}
+			if packet == 1 {
+				header.Flags = wire.FlagLast
+			}
+			l, err := h.Place(node, &header)
+			if err == nil {
+				err = h.Arrived(node, &header, l)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, tensor := range []uint32{1, 2} {
+			add(9, tensor, 0)
+			add(9, tensor, 1)
+		}
+		for i, p := range [][2]uint32{{1, 0}, {2, 0}, {1, 1}, {2, 1}} {
+			add(11, p[0], p[1])
+			if !slices.Equal([]uint32(sent), tc.want[i]) {
+				t.Errorf("hold %v, after %d packets: %x, expected %x", tc.hold, i+1, sent, tc.want[i])
+			}
+		}
+		if lent := a.pool.Lent(); lent != 0 {
+			t.Errorf("hold %v: %d buffers are still lent", tc.hold, lent)
+		}
+	}
+}
