@@ -52,6 +52,13 @@ def pair():
         yield workers
 
 
+@pytest.fixture(params=["tcp", "shm"])
+def van(request, monkeypatch):
+    """How tensors travel in the clusters of a test: it runs once with each."""
+    monkeypatch.setenv("FPTPS_VAN", request.param)
+    return request.param
+
+
 KEYS = itertools.count()
 
 

@@ -78,6 +78,7 @@ CLUSTERS = {
 }
 
 
+@pytest.mark.usefixtures("van")
 @pytest.mark.parametrize(("workers", "servers", "environment"), CLUSTERS.values(), ids=CLUSTERS)
 def test_every_dtype(workers, servers, environment):
     results = fptps.LocalCluster(workers, servers, timeout=100, environment=environment).run(every_dtype)
@@ -131,6 +132,7 @@ def many_tensors(count, rounds):
         return wrong, int(sizes.sum())
 
 
+@pytest.mark.usefixtures("van")
 @pytest.mark.parametrize(("workers", "servers", "count", "rounds"), [(2, 1, 3000, 2), (8, 4, 200, 2)])
 def test_many_tensors(workers, servers, count, rounds):
     results = fptps.LocalCluster(workers, servers, timeout=100).run(many_tensors, count, rounds)
@@ -154,6 +156,7 @@ def large_tensor(size):
         return right and np.array_equal(pulled, expected), small
 
 
+@pytest.mark.usefixtures("van")
 def test_tensor_of_256_mb():
     results = fptps.LocalCluster(2, 1, timeout=110).run(large_tensor, 256 << 20)
     assert [right for right, _ in results] == [True, True]

@@ -61,6 +61,7 @@ def waits(kv):
     return threads, ends, kinds
 
 
+@pytest.mark.usefixtures("van")
 @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
 def test_killed_node(gate, victim):
     def work():
@@ -99,6 +100,7 @@ def test_killed_node(gate, victim):
     assert set(codes.values()) == {1}
 
 
+@pytest.mark.usefixtures("van")
 def test_killed_parent_of_a_forked_child(gate):
     """A child that lives on must not hide the death of its parent."""
 
@@ -153,6 +155,7 @@ class Listening(io.StringIO):
         return length
 
 
+@pytest.mark.usefixtures("van")
 @pytest.mark.parametrize("how", [signal.SIGSTOP, None], ids=["stopped", "asleep"])
 def test_worker_without_progress_is_named_in_the_log(gate, monkeypatch, how):
     def work():
@@ -203,6 +206,7 @@ RUBBISH = [
 ]
 
 
+@pytest.mark.usefixtures("van")
 def test_rubbish_on_every_port(gate):
     def work():
         with fptps.KVWorker() as kv:
@@ -272,3 +276,29 @@ def test_mismatch(first, other, texts):
     for error in errors:
         for text in texts:
             assert text in str(error)
+
+
+def test_shared_memory_ends_with_its_processes(gate):
+    """SIGKILL of every node: nothing that had a name is left, and there never was a file."""
+
+    def work():
+        with fptps.KVWorker() as kv:
+            kv.init(0, np.zeros(50_000, np.float32))
+            kv.push(0, np.ones(50_000, np.float32)).wait()
+            pass_gate(address)
+            kv.barrier()
+
+    def names():
+        return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@fptps-" in line}
+
+    address, before, files = gate.address, names(), set(os.listdir("/dev/shm"))
+    with fptps.LocalCluster(2, 1, environment={"FPTPS_VAN": "shm"}).start(work) as run:
+        gate.wait(2)
+        assert len(names() - before) == 4  # scheduler, server, two workers
+        assert set(os.listdir("/dev/shm")) == files
+        mapped = Path(f"/proc/{run.process('server').pid}/maps").read_text()
+        assert mapped.count("/memfd:fptps") == 3  # with each worker, and with the scheduler
+        for process in run.processes:
+            os.kill(process.pid, signal.SIGKILL)
+        run.outcomes()
+    assert names() == before
