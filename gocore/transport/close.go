@@ -65,6 +65,9 @@ func (t *Transport) Goodbye(ctx context.Context) {
 // tearDown closes and releases everything. No loop runs any more.
 func (t *Transport) tearDown() {
 	t.mu.Lock()
+	for t.mu.shortcut { // it uses a socket
+		t.quiet.Wait()
+	}
 	conns, local := t.mu.table.order, t.mu.local
 	t.mu.table, t.mu.local = table{}, queue{}
 	t.mu.inbox, t.mu.free = nil, nil
@@ -75,7 +78,7 @@ func (t *Transport) tearDown() {
 		t.release(c.parser.abandon())
 	}
 	t.drop(&local)
-	for _, o := range t.sender.orphans {
+	for _, o := range append(t.sender.orphans, t.shortcut.orphans...) {
 		t.release(o)
 	}
 	t.sender.poller.close()

@@ -42,7 +42,8 @@ func (n *node) together(to []uint32, m Outgoing) {
 	n.mu.Lock()
 	var wake *poller
 	for _, peer := range to {
-		if w, _ := n.place(peer, &m); w != nil {
+		n.place(peer, &m)
+		if w := n.wakeSender(); w != nil {
 			wake = w
 		}
 	}

@@ -85,7 +85,7 @@ func (t *table) choose(now time.Duration) choice {
 	c, most := choice{due: never}, int64(0)
 	for i := range t.order {
 		n := t.order[(start+i)%len(t.order)]
-		if n.queue.empty() {
+		if n.queue.empty() || n.writing { // by a shortcut, which wakes the send loop if something is left
 			continue
 		}
 		if !n.writable && !n.freed() {

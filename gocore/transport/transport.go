@@ -40,6 +40,7 @@ type Transport struct {
 	rates    Rates             // set by Start
 	began    time.Time
 	sender   *sender
+	shortcut writer
 	receiver *receiver
 	sys      system
 	count    counters
@@ -67,6 +68,7 @@ type Transport struct {
 		seq              uint64
 		free             []*run
 		inbox            []*conn       // for the receive loop: new connections, and those that the send loop is done with
+		shortcut         bool          // in use
 		sendSleeps       bool          // the send loop waits in epoll: who gives it work wakes it
 		sendWakes        time.Duration // when it wakes by itself
 		receiveSleeps    bool
@@ -113,6 +115,7 @@ func Listen(c Config) (*Transport, error) {
 		return nil, err
 	}
 	t.sender = newSender(t, sending)
+	t.shortcut.t = t
 	t.receiver = newReceiver(t, receiving)
 	return t, nil
 }
@@ -166,8 +169,11 @@ func (t *Transport) Start(self Identity, expect map[uint32]uint64, rates Rates, 
 // call it, the handler too. Where there is no connection to peer, or the transport
 // is leaving or closed, m is dropped and its Owner released before Send returns.
 func (t *Transport) Send(peer uint32, m Outgoing) {
-	wake, queued := t.enqueue(peer, &m)
+	wake, short, queued := t.enqueue(peer, &m)
 	t.wake(wake)
+	if short {
+		t.writeShort()
+	}
 	if !queued {
 		t.count.dropped.Add(1)
 		if m.Owner != nil {
@@ -176,31 +182,41 @@ func (t *Transport) Send(peer uint32, m Outgoing) {
 	}
 }
 
-// enqueue tells the loop to wake, if any, and whether there was a queue for m.
-func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, queued bool) {
+// enqueue tells the loop to wake, if any, whether the caller is to write m itself, and
+// whether there was a queue for it.
+func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, short, queued bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.place(peer, m)
+	c, r, queued := t.place(peer, m)
+	switch {
+	case !queued:
+		return nil, false, false
+	case c == nil:
+		return t.wakeReceiver(), false, true
+	case t.short(c, r):
+		return nil, true, true
+	case c.writable && t.mu.table.due(c, c.queue.urgency()) < t.mu.sendWakes:
+		return t.wakeSender(), false, true
+	}
+	return nil, false, true
 }
 
-// place is enqueue with mu held.
-func (t *Transport) place(peer uint32, m *Outgoing) (wake *poller, queued bool) {
+// place puts m into the queue of its connection, nil for this node itself. mu is held.
+func (t *Transport) place(peer uint32, m *Outgoing) (c *conn, r *run, queued bool) {
 	if !t.mu.started || t.mu.stopped || t.mu.leaving {
-		return nil, false
+		return nil, nil, false
 	}
 	if peer == t.self.ID {
-		t.mu.local.push(t.newRun(m))
-		return t.wakeReceiver(), true
+		r = t.newRun(m)
+		t.mu.local.push(r)
+		return nil, r, true
 	}
-	c := t.mu.table.conns[peer]
-	if c == nil {
-		return nil, false
+	if c = t.mu.table.conns[peer]; c == nil {
+		return nil, nil, false
 	}
-	c.queue.push(t.newRun(m))
-	if c.writable && t.mu.table.due(c, c.queue.urgency()) < t.mu.sendWakes {
-		wake = t.wakeSender()
-	}
-	return wake, true
+	r = t.newRun(m)
+	c.queue.push(r)
+	return c, r, true
 }
 
 // newRun gives m the next place in the order of Sends. mu is held.

@@ -1,0 +1,106 @@
+package transport
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fptps/gocore/wire"
+)
+
+// TestShortcut: a small packet that finds nothing before it is written by whoever
+// sends it, and the send loop sleeps on; a large one wakes it.
+func TestShortcut(t *testing.T) {
+	bothWays(t, func(t *testing.T) {
+		nodes := mesh(t, nil, 8, 9)
+		server, worker := nodes[0], nodes[1]
+		asleep := func() bool {
+			worker.mu.Lock()
+			defer worker.mu.Unlock()
+			return worker.mu.table.conns[8].writable && worker.mu.sendSleeps
+		}
+		var l ledger
+		send := func(n int) {
+			worker.Send(8, Outgoing{Header: contrib(1, 0), Data: fill(make([]byte, n), 9, 1), Owner: l.lend(nil)})
+		}
+		for end := time.Now().Add(deadline); !asleep(); runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("the send loop does not sleep")
+			}
+		}
+		before := worker.Stats().Wakeups
+		for i := range 20 {
+			send(shortBytes)
+			if got := l.released.Load(); got != int64(i+1) {
+				t.Fatalf("%d of %d packets are written when Send returns", got, i+1)
+			}
+		}
+		server.h.untilArrived(t, 20)
+		if woken := worker.Stats().Wakeups - before; woken != 0 {
+			t.Errorf("the loops were woken %d times for small packets", woken)
+		}
+		send(shortBytes + 1)
+		for _, a := range server.h.untilArrived(t, 21) {
+			if err := checkContent(9, &a.header, a.payload); err != nil {
+				t.Error(err)
+			}
+		}
+		if woken := worker.Stats().Wakeups - before; woken != 1 {
+			t.Errorf("the send loop was woken %d times for a large packet", woken)
+		}
+	})
+}
+
+// TestShortcutsOfManyThreads: senders of small and large packets on many threads, over
+// a kernel that takes a few bytes at a time or none, lose nothing and tear nothing.
+func TestShortcutsOfManyThreads(t *testing.T) {
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	nodes := mesh(t, func(n *node) {
+		var mu sync.Mutex
+		rng := rand.New(rand.NewPCG(seed, uint64(n.id)))
+		n.sys.write = func(fd int, vector []unix.Iovec) (int, unix.Errno) {
+			mu.Lock()
+			none, limit := rng.IntN(8) == 0, 1+rng.IntN(1<<rng.UintN(15))
+			mu.Unlock()
+			if none {
+				return 0, unix.EAGAIN
+			}
+			return writev(fd, cut(vector, limit))
+		}
+	}, 8, 9)
+	server, worker := nodes[0], nodes[1]
+	var l ledger
+	var threads sync.WaitGroup
+	const each = 300
+	for thread := range uint32(4) {
+		threads.Go(func() {
+			for i := range uint32(each) {
+				size := 1 + int(i*37)%shortBytes
+				if i%10 == 0 {
+					size = wire.PacketBytes + 1
+				}
+				tensor := thread*each + i
+				worker.Send(8, Outgoing{Header: contrib(tensor, int32(i%3)), Data: fill(make([]byte, size), 9, tensor), Owner: l.lend(nil)})
+			}
+		})
+	}
+	threads.Wait()
+	seen := map[[2]uint32]bool{}
+	for _, a := range server.h.untilArrived(t, 4*(each+each/10)) {
+		if err := checkContent(9, &a.header, a.payload); err != nil {
+			t.Error(err)
+		}
+		at := [2]uint32{a.header.Tensor, a.header.Packet}
+		if seen[at] {
+			t.Errorf("tensor %d packet %d came twice", at[0], at[1])
+		}
+		seen[at] = true
+	}
+	worker.Close()
+	l.check(t)
+}
