@@ -282,6 +282,11 @@ def test_alone():
         kv.barrier()
 
 
+def test_alone_as_the_arguments_say():
+    with fptps.KVWorker(num_workers=1, num_servers=0) as kv:
+        assert (kv.num_workers, kv.num_servers) == (1, 0)
+
+
 def test_closed():
     kv = fptps.KVWorker()
     kv.init(0, np.ones(2))
@@ -358,7 +363,13 @@ def test_scheduler_argument(scheduler):
         ({"num_servers": 1}, {}, "no scheduler"),
         ({}, {"DMLC_ROLE": "server"}, "DMLC_ROLE=server"),
         ({"scheduler": "localhost:1"}, {}, "DMLC_NUM_WORKER"),
+        ({}, {"DMLC_ROLE": "boss"}, "^DMLC_ROLE=boss: a role is scheduler, server or worker$"),
         ({}, {"DMLC_PS_ROOT_URI": "localhost"}, "DMLC_PS_ROOT_PORT"),
+        ({}, {"DMLC_PS_ROOT_PORT": "9000"}, "not set: DMLC_NUM_SERVER, DMLC_NUM_WORKER, DMLC_PS_ROOT_URI"),
+        ({}, {"DMLC_NUM_WORKER": "2"}, "DMLC_PS_ROOT_URI"),
+        ({}, {"DMLC_NUM_SERVER": "0"}, "DMLC_PS_ROOT_URI"),
+        ({}, {"DMLC_ROLE": "worker"}, "DMLC_PS_ROOT_URI"),
+        ({"num_workers": 1}, {"DMLC_NUM_WORKER": "2"}, "DMLC_PS_ROOT_URI"),
         ({"scheduler": "localhost:1", "num_workers": 0, "num_servers": 0}, {}, "DMLC_NUM_WORKER=0"),
     ],
 )

@@ -43,8 +43,8 @@ class KVWorker:
     worker pushes it equally often, or skips it, and its n-th push on all workers is summed together. A larger
     priority is more urgent on the network. All methods may be called from any thread.
 
-    scheduler: "host:port". Without it and without DMLC_PS_ROOT_URI in the environment the worker is alone: it needs no
-        other process, and every sum is its own push. The arguments go before the environment.
+    scheduler: "host:port". Without it and without a cluster in the environment (DMLC_PS_ROOT_URI and others) the worker
+        is alone: it needs no other process, and every sum is its own push. The arguments go before the environment.
     num_workers, num_servers: the numbers of the whole cluster, as DMLC_NUM_WORKER and DMLC_NUM_SERVER.
     timeout: seconds that joining may take, and the bound of every wait that has none of its own; math.inf: no bound.
 
@@ -359,15 +359,16 @@ def _settings(
         if not (host and colon and port.isdecimal()):
             raise ValueError(f'scheduler={scheduler!r}: "host:port" is expected')
         settings["DMLC_PS_ROOT_URI"], settings["DMLC_PS_ROOT_PORT"] = host.strip("[]"), port
-    elif settings.get("DMLC_ROLE") not in (None, "", "worker"):
-        role = settings["DMLC_ROLE"]
+        settings["DMLC_ROLE"] = "worker"
+    elif (role := settings.get("DMLC_ROLE")) in ("scheduler", "server"):
         raise ConfigError(f"DMLC_ROLE={role}: this process is no worker; a {role} is started by `fptps {role}`")
-    elif not settings.get("DMLC_PS_ROOT_URI") and (num_workers not in (None, 1) or num_servers not in (None, 0)):
-        raise ConfigError(
-            f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' or "
-            "set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
-        )
-    settings["DMLC_ROLE"] = "worker"
+    elif not settings.get("DMLC_PS_ROOT_URI"):
+        if num_workers not in (None, 1) or num_servers not in (None, 0):
+            raise ConfigError(
+                f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' "
+                "or set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
+            )
+        num_workers = num_servers = None  # they say what a worker alone is anyway, and are no part of a cluster's
     settings["FPTPS_TIMEOUT"] = repr(min(timeout, LONGEST_S))
     for name, number in (("DMLC_NUM_WORKER", num_workers), ("DMLC_NUM_SERVER", num_servers)):
         if number is not None:
