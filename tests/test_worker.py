@@ -397,6 +397,26 @@ def test_timeouts_that_make_no_sense(timeout):
         fptps.KVWorker(timeout=timeout)
 
 
+def test_timeout_of_the_environment(monkeypatch):
+    with fptps.KVWorker() as kv:
+        assert kv._timeout == 60
+    monkeypatch.setenv("FPTPS_TIMEOUT", "0.5")
+    with pytest.raises(fptps.ConnectError, match=r"within \d(\.\d+)? s"):
+        fptps.KVWorker("127.0.0.1:1", 1, 0)
+    with fptps.KVWorker() as kv:
+        assert kv._timeout == 0.5
+    with fptps.KVWorker(timeout=7) as kv:
+        assert kv._timeout == 7
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_timeouts_of_the_environment_that_make_no_sense(monkeypatch, text):
+    monkeypatch.setenv("FPTPS_TIMEOUT", text)
+    with pytest.raises(fptps.ConfigError, match=f"^FPTPS_TIMEOUT={text}: a number of seconds"):
+        fptps.KVWorker()
+    fptps.KVWorker(timeout=5).close()
+
+
 def test_leaving_by_an_exception_raises_that_exception():
     kv = fptps.KVWorker()
     with pytest.raises(ZeroDivisionError), kv:

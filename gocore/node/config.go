@@ -70,7 +70,7 @@ var Settings = []Setting{
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
 		Doc:   "A node that was silent for so long is dead; 0: never. A killed process is noticed at once, without it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatTimeout })},
-	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join. `KVWorker(timeout=)` goes before it.",
+	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join; on a worker also the bound of every wait that has none of its own. `KVWorker(timeout=)` goes before it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
 	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, a whole number relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",
 		parse: integer(0, wire.MaxShare, func(c *Config) *int { return &c.Share })},

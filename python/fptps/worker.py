@@ -30,6 +30,7 @@ KEYS: Final = 2**63
 LEAVE_S: Final = 5.0
 """How long leaving at once may take. It waits for nobody, only for this process's own threads."""
 LONGEST_S: Final = 1e9
+"""The longest timeout that the core takes."""
 CLOSED: Final = "this KVWorker is closed: make another one"
 
 _workers: weakref.WeakSet[KVWorker] = weakref.WeakSet()
@@ -47,6 +48,7 @@ class KVWorker:
         is alone: it needs no other process, and every sum is its own push. The arguments go before the environment.
     num_workers, num_servers: the numbers of the whole cluster, as DMLC_NUM_WORKER and DMLC_NUM_SERVER.
     timeout: seconds that joining may take, and the bound of every wait that has none of its own; math.inf: no bound.
+        None means FPTPS_TIMEOUT in the environment, else 60.0.
 
     Raises ConfigError for settings that are missing or make no sense, and ConnectError if it cannot join.
 
@@ -59,7 +61,7 @@ class KVWorker:
         scheduler: str | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
-        timeout: float = 60.0,
+        timeout: float | None = None,
     ) -> None:
         self._entry = 0  # the core's handle for new operations: 0 before the start, and from the close on
         self._handle = 0  # the core's handle for tickets: 0 before the start, and after the close
@@ -68,8 +70,7 @@ class KVWorker:
         self._live: dict[int, Ticket[Any]] = {}  # every ticket that is not done, whose arrays have to live on
         self._makers: dict[int, Callable[[], Any]] = {}  # by key: a new array like the one of init()
         self._waited = 0.0
-        self._timeout = math.inf
-        self._timeout = self._seconds(timeout)
+        self._timeout = _default_timeout() if timeout is None else self._seconds(timeout)
         settings = _settings(scheduler, num_workers, num_servers, self._timeout)
 
         # Not at the top: a process that forks before its first KVWorker can use fptps in the child.
@@ -347,6 +348,18 @@ class KVWorker:
             ticket._settle(ClosedError(CLOSED))
         if ended:
             self._core.free(handle)
+
+
+def _default_timeout() -> float:
+    """The seconds that FPTPS_TIMEOUT says."""
+    text = os.environ.get("FPTPS_TIMEOUT") or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= LONGEST_S:
+        raise ConfigError(f"FPTPS_TIMEOUT={text}: a number of seconds is expected, 0 or more")
+    return seconds
 
 
 def _settings(
