@@ -44,7 +44,7 @@ SUM = [11.0] * 4
 def test_wait(pending):
     ticket, go_on = pending
     assert not ticket.done()
-    with pytest.raises(fptps.BusyError, match=r"not done: key \d+ round 1"):
+    with pytest.raises(fptps.BusyError, match=r"call wait\(\) first.*not done: key \d+ round 1"):
         ticket.result()
     with pytest.raises(fptps.TimeoutError, match=r"key \d+ round 1"):
         ticket.wait(0)
