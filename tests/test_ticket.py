@@ -59,9 +59,11 @@ def test_wait(pending):
     assert ticket.done()
 
 
-@pytest.mark.parametrize("timeout", [-1, math.nan, -math.inf])
-def test_timeouts_that_make_no_sense(pending, timeout):
-    with pytest.raises(ValueError, match="timeout"):
+@pytest.mark.parametrize(
+    ("timeout", "error"), [(-1, ValueError), (math.nan, ValueError), (-math.inf, ValueError), ("a", TypeError)]
+)
+def test_timeouts_that_make_no_sense(pending, timeout, error):
+    with pytest.raises(error, match=f"timeout={timeout!r}: a number of seconds"):
         pending[0].wait(timeout)
 
 

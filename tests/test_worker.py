@@ -164,6 +164,13 @@ def test_array_that_is_not_like_inits(alone, name):
         CALLS[name](alone, 3, np.ones(4, np.int32))
 
 
+@pytest.mark.parametrize("name", ["push", "push_pull"])
+def test_push_of_none(alone, name):
+    alone.init(0, np.ones(4))
+    with pytest.raises(TypeError, match=r"'NoneType' is no array.*skip\(key\)"):
+        getattr(alone, name)(0, None)
+
+
 def test_init_twice(alone):
     alone.init(0, np.ones(4))
     with pytest.raises(ValueError, match="key 0"):
@@ -316,7 +323,7 @@ def test_close_has_a_bound():
     with running_scheduler(2, exit_code=1) as scheduler:
         one, two = in_threads(*[lambda: fptps.KVWorker(scheduler, 2, 0, 30)] * 2)
         one._timeout = 0.2
-        with pytest.raises(fptps.TimeoutError):
+        with pytest.raises(fptps.TimeoutError, match=r"waited 0\.\d\d? s:"):
             one.close()
         with pytest.raises(fptps.NodeLostError, match=f"worker {one.rank}"):
             two.barrier()
@@ -391,9 +398,9 @@ def test_arguments_go_before_the_environment(monkeypatch):
     assert float(settings["FPTPS_TIMEOUT"]) > 1e8
 
 
-@pytest.mark.parametrize("timeout", [-1, math.nan])
-def test_timeouts_that_make_no_sense(timeout):
-    with pytest.raises(ValueError, match="timeout"):
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), (math.nan, ValueError), ("5", TypeError)])
+def test_timeouts_that_make_no_sense(timeout, error):
+    with pytest.raises(error, match=f"timeout={timeout!r}: a number of seconds"):
         fptps.KVWorker(timeout=timeout)
 
 
@@ -425,9 +432,18 @@ def test_leaving_by_an_exception_raises_that_exception():
         kv.barrier()
 
 
+def test_closed_worker_cannot_be_entered():
+    kv = fptps.KVWorker()
+    kv.close()
+    with pytest.raises(fptps.ClosedError), kv:
+        pass
+
+
 def test_worker_left_open_at_exit_says_so():
     code = "import fptps; kv = fptps.KVWorker()"
     done = subprocess.run(
         [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True
     )
-    assert "was not closed" in done.stderr
+    assert done.stderr.splitlines() == [
+        "<fptps.KVWorker 0 of 1> was not closed. Use `with fptps.KVWorker()`, or close()"
+    ]

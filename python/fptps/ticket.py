@@ -92,7 +92,7 @@ class Ticket(Generic[Result]):
             while not self._poll(min(left, SLICE_S)):
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"waited {seconds:g} s: {self._missing()}")
+                    raise TimeoutError(f"waited {round(seconds, 2):g} s: {self._missing()}")
         finally:
             self._worker._add_wait(time.monotonic() - start)
 

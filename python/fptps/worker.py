@@ -33,6 +33,7 @@ LONGEST_S: Final = 1e9
 """The longest timeout that the core takes."""
 CLOSED: Final = "this KVWorker is closed: make another one"
 
+_log = logging.getLogger("fptps")
 _workers: weakref.WeakSet[KVWorker] = weakref.WeakSet()
 _stranded: list[object] = []  # arrays that the core may still use though nobody can learn when it no longer does
 
@@ -72,6 +73,7 @@ class KVWorker:
         self._waited = 0.0
         self._timeout = _default_timeout() if timeout is None else self._seconds(timeout)
         settings = _settings(scheduler, num_workers, num_servers, self._timeout)
+        self._alone = not settings.get("DMLC_PS_ROOT_URI")
 
         # Not at the top: a process that forks before its first KVWorker can use fptps in the child.
         from . import _core
@@ -219,6 +221,8 @@ class KVWorker:
         self._leave(orderly=True)
 
     def __enter__(self) -> KVWorker:
+        if not self._entry:
+            self._refuse()
         return self
 
     def __exit__(
@@ -301,9 +305,13 @@ class KVWorker:
         """A timeout argument in seconds."""
         if timeout is None:
             return self._timeout
-        if not timeout >= 0:
-            raise ValueError(f"timeout={timeout!r}: a number of seconds, 0 or more, or math.inf is expected")
-        return float(timeout)
+        kind: type[Exception] = ValueError
+        try:
+            if timeout >= 0:  # False for NaN
+                return float(timeout)
+        except TypeError:
+            kind = TypeError
+        raise kind(f"timeout={timeout!r}: a number of seconds, 0 or more, or math.inf is expected")
 
     def _add_wait(self, seconds: float) -> None:
         self._waited += seconds
@@ -409,9 +417,8 @@ def _leave_all() -> None:
     """At the end of the interpreter, before the arrays go: the core must not touch them then."""
     for worker in list(_workers):
         if worker._entry:
-            logging.getLogger("fptps").warning(
-                "%r was not closed: the other nodes see it as lost. Use `with fptps.KVWorker()`, or close()", worker
-            )
+            lost = "" if worker._alone else ": the other nodes see it as lost"
+            _log.warning("%r was not closed%s. Use `with fptps.KVWorker()`, or close()", worker, lost)
             worker._leave(orderly=False)
 
 
