@@ -432,6 +432,22 @@ def test_leaving_by_an_exception_raises_that_exception():
         kv.barrier()
 
 
+def test_leaving_by_an_exception_is_told(capsys):
+    def work():
+        with fptps.KVWorker() as kv:
+            if kv.rank == 1:
+                sys.exit(0)
+            kv.barrier()
+
+    with fptps.LocalCluster(2, 0).start(work) as run:
+        error = run.outcomes()[0].error
+    assert isinstance(error, fptps.NodeLostError)
+    told = [line for line in capsys.readouterr().err.splitlines() if "left its `with` block" in line]
+    text = "worker 1 left its `with` block by SystemExit(0), without waiting for the other nodes"
+    assert len(told) == 1, told
+    assert told[0].startswith(f"[worker 1] {text}")
+
+
 def test_closed_worker_cannot_be_entered():
     kv = fptps.KVWorker()
     kv.close()

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from ._wakeup import Wakeup
 from .arrays import locate, maker
-from .errors import ClosedError, ConfigError
+from .errors import ClosedError, ConfigError, NodeLostError
 from .ticket import OF_CORE, Ticket
 
 Array = Any
@@ -231,6 +231,13 @@ class KVWorker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Who leaves because another node was lost leaves nobody waiting.
+        if self._entry and not self._alone and kind is not None and not issubclass(kind, NodeLostError):
+            _log.warning(
+                "worker %d left its `with` block by %r, without waiting for the other nodes: they see it as lost",
+                self._rank,
+                error,
+            )
         self._leave(orderly=kind is None)
 
     def __del__(self) -> None:
