@@ -37,9 +37,9 @@ def fptps_command(*arguments, **options):
 def test_run(tmp_path, dashes):
     train = tmp_path / "train.py"
     train.write_text(TRAIN)
-    done = fptps_command("run", "-n", 2, "-s", 1, *dashes, sys.executable, train, "--epochs", "3")
+    done = fptps_command("run", "-n", 2, "-s", 1, *dashes, sys.executable, train, "-n", "7", "--epochs", "3")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[worker {r}] rank {r} sum 3.0 --epochs 3" for r in range(2)]
+    assert sorted(done.stdout.splitlines()) == [f"[worker {r}] rank {r} sum 3.0 -n 7 --epochs 3" for r in range(2)]
 
 
 @pytest.mark.parametrize(("code", "returncode"), [("import sys; sys.exit(7)", 7), ("import os; os.abort()", 134)])
@@ -137,7 +137,10 @@ def test_version_and_help():
         assert "Usage: " in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["run", "-n", "0", "true"], ["run", "-s", "-1", "true"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["run", "-n", "0", "true"], ["run", "-s", "-1", "true"], ["run", "--foo", "true"], ["nonsense"]],
+)
 def test_wrong_usage(arguments):
     done = fptps_command(*arguments)
     assert done.returncode == 2
