@@ -49,6 +49,24 @@ def test_run_has_the_exit_code_of_the_worst(code, returncode):
     assert re.search(r"^fptps: worker 0 \(pid \d+\) ", done.stderr, re.MULTILINE)
 
 
+LISTENING = """
+import os, socket
+while True:
+    try:
+        socket.create_connection(("127.0.0.1", int(os.environ["DMLC_PS_ROOT_PORT"])))
+        break
+    except ConnectionRefusedError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("code", ["pass", LISTENING], ids=["at_once", "when_the_scheduler_listens"])
+def test_program_that_makes_no_worker(code):
+    done = fptps_command("run", "-n", 2, "-s", 1, sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert "fptps: " not in done.stderr  # nothing of the launcher's
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_every_process(gate, number):
     code = f"import fptps, helpers\nwith fptps.KVWorker() as kv: helpers.pass_gate({gate.address!r})"

@@ -12,6 +12,7 @@ import threading
 import pytest
 from helpers import Gate
 
+from fptps._node import NO_WORKERS
 from fptps.launch import HOST, KILL_S, Command, Ending, Process, Supervisor, cluster_commands, reserved_port
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -77,9 +78,10 @@ def test_when_one_fails_the_others_are_ended():
 
 
 def test_servers_that_wait_for_nobody_are_ended():
-    supervisor, code, _, _ = supervise(python("server", 0, SLEEP), python("worker", 0, "pass"))
+    supervisor, code, _, err = supervise(python("server", 0, SLEEP), python("worker", 0, "pass"), grace=30)
     assert code == 0
-    assert supervisor.processes[0].returncode == -signal.SIGTERM
+    assert supervisor.processes[0].returncode == -NO_WORKERS
+    assert err == ""
 
 
 def test_a_program_that_is_not_there():
@@ -96,6 +98,22 @@ def report(gate):
 def parent_of(code):
     """Code that starts a child which runs code, and waits for it."""
     return f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+
+
+def test_servers_that_do_not_end_with_the_workers_are_ended(gate):
+    joined = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
+    commands = [
+        python("server", 0, f"{joined}; {report(gate)}; signal.pause()"),
+        python("worker", 0, report(gate)),
+    ]
+    err = io.StringIO()
+    supervisor = Supervisor(commands, grace=0.2, out=io.StringIO(), err=err)
+    join = run_in_thread(supervisor)
+    gate.wait(2)
+    gate.open()
+    assert join() == 0
+    assert supervisor.processes[0].returncode == -signal.SIGTERM
+    assert err.getvalue() == "fptps: still running, ended by SIGTERM: server 0\n"
 
 
 def run_in_thread(supervisor):
