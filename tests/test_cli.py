@@ -67,6 +67,22 @@ def test_program_that_makes_no_worker(code):
     assert "fptps: " not in done.stderr  # nothing of the launcher's
 
 
+@pytest.mark.parametrize("way", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_that_leaves_early_is_named(way, workers):
+    code = (
+        "import fptps, os, sys\n"
+        "with fptps.KVWorker() as kv:\n"
+        "    kv.barrier()\n"
+        f"    if kv.rank == kv.num_workers - 1: {way}\n"
+        "    kv.barrier()\n"
+    )
+    done = fptps_command("run", "-n", workers, "-s", 1, sys.executable, "-c", code)
+    assert done.returncode == 1
+    early = r"ended with exit code 0, but before the cluster had ended in good order: worker (\d) \(pid \d+\)$"
+    assert re.findall(early, done.stderr, re.MULTILINE) == [str(workers - 1)], done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_every_process(gate, number):
     code = f"import fptps, helpers\nwith fptps.KVWorker() as kv: helpers.pass_gate({gate.address!r})"

@@ -116,6 +116,19 @@ def test_servers_that_do_not_end_with_the_workers_are_ended(gate):
     assert err.getvalue() == "fptps: still running, ended by SIGTERM: server 0\n"
 
 
+@pytest.mark.parametrize(("scheduler", "told"), [(1, True), (0, False)])
+def test_worker_that_ended_early_is_named(scheduler, told):
+    supervisor, code, _, err = supervise(
+        python("scheduler", 0, f"import sys; sys.exit({scheduler})"),
+        python("worker", 0, "import sys; sys.exit(1)"),
+        python("worker", 1, "pass"),
+        grace=30,
+    )
+    assert code == 1
+    early = f"before the cluster had ended in good order: worker 1 (pid {supervisor.processes[2].pid})\n"
+    assert err.endswith(early) == told
+
+
 def run_in_thread(supervisor):
     """Runs a supervisor beside the test; gives a function that waits for its exit code."""
     codes = []

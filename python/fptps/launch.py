@@ -196,6 +196,7 @@ class Supervisor:
                 self._pass_on(TICK_S)
                 self._step(time.monotonic())
             self._drain()
+            self._tell_of_early_ends()
         finally:
             self._signal(signal.SIGKILL)
             for process in self.processes:
@@ -288,6 +289,13 @@ class Supervisor:
 
     def _tell(self, text: str) -> None:
         self._write(self._err.lines, "", [text.encode()])
+
+    def _tell_of_early_ends(self) -> None:
+        """Names the workers that ended well in a run that failed, unless the cluster ended in good order before."""
+        early = ", ".join(f"{p.name} (pid {p.pid})" for p in self._ended if p.role == "worker" and p.returncode == 0)
+        orderly = all(p.returncode == 0 for p in self.processes if p.role == "scheduler")
+        if early and not orderly and self.failures() and self.stopped_by is None:
+            self._tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
 
     def _signal(self, number: int) -> None:
         """Sends a signal to every process that has not ended, and its group."""
