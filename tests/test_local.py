@@ -135,6 +135,21 @@ def test_numbers_that_are_none():
         fptps.LocalCluster("a")
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("ranks", [[0, 1], [1]])
+def test_worker_that_is_not_closed(keep, ranks):
+    def work():
+        kv = fptps.KVWorker()
+        kv.barrier()
+        if keep:
+            sys.modules["__main__"].kept = kv
+        if kv.rank not in ranks:
+            kv.close()
+
+    with pytest.raises(fptps.NodeLostError, match=rf"worker {ranks[0]} \(pid \d+\) ended without closing its KVWorker"):
+        fptps.LocalCluster(2, 1).run(work)
+
+
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     """Where temporary files of this process, and those it starts, go."""

@@ -109,6 +109,7 @@ class Run:
         self._end = time.monotonic() + timeout
         self._timeout = timeout
         self._outcomes: list[Outcome] | None = None
+        self._left_open: list[int] = []  # the ranks whose function returned without closing its KVWorker
         self._pickles: dict[int, bytes] = {}  # what each rank has left, once all processes have ended
         self._trouble: BaseException | None = None
         self._task = cloudpickle.dumps((list(sys.path), cloudpickle.dumps(task)))
@@ -148,9 +149,20 @@ class Run:
         failed = [p.rank for p in self._supervisor.failures() if p.role == "worker"]
         order = failed + [rank for rank in range(self._workers) if rank not in failed]
         errors = [error for rank in order if (error := outcomes[rank].error) is not None]
+        own = [error for error in errors if not isinstance(error, NodeLostError)]
+        failures = self._supervisor.failures()
+        if own:
+            raise own[0]
+        # Where a process was killed that is the cause, and who left its worker open had nobody to wait for.
+        if failures and self._left_open and not any(p.returncode and p.returncode < 0 for p in failures):
+            process = self.process("worker", self._left_open[0])
+            raise NodeLostError(
+                f"{process.name} (pid {process.pid}) ended without closing its KVWorker, so the others lost it: "
+                "use `with fptps.KVWorker()`, or call close()"
+            )
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, NodeLostError))
-        for process in self._supervisor.failures():
+            raise errors[0]
+        for process in failures:
             raise NodeLostError(f"{process.name} (pid {process.pid}) {process.how_it_ended()}: see its output")
         return [outcome.value for outcome in outcomes]
 
@@ -209,9 +221,11 @@ class Run:
             text = f"{process.name} (pid {process.pid}) {process.how_it_ended()} before the function returned"
             return Outcome(None, NodeLostError(text))
         try:
-            value, error, trace = cloudpickle.loads(pickled)
+            value, error, trace, left_open = cloudpickle.loads(pickled)
         except Exception as problem:
             return Outcome(None, RankError(f"{process.name}: its result cannot be unpickled: {problem!r}"))
+        if left_open:
+            self._left_open.append(rank)
         if trace is None:
             return Outcome(value, None)
         cause = RankError(f"\n{process.name} (pid {process.pid}):\n{trace}")

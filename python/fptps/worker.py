@@ -35,6 +35,7 @@ CLOSED: Final = "this KVWorker is closed: make another one"
 
 _log = logging.getLogger("fptps")
 _workers: weakref.WeakSet[KVWorker] = weakref.WeakSet()
+_dropped: list[str] = []  # the workers of clusters that were dropped while they were open
 _stranded: list[object] = []  # arrays that the core may still use though nobody can learn when it no longer does
 
 
@@ -243,6 +244,8 @@ class KVWorker:
     def __del__(self) -> None:
         if getattr(self, "_entry", 0):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            if not self._alone:
+                _dropped.append(repr(self))
             self._leave(orderly=False)
 
     def __repr__(self) -> str:
@@ -418,6 +421,11 @@ def _priority(priority: int) -> int:
     if not -(2**31) <= priority < 2**31:
         raise ValueError(f"priority {priority}: 32 bits are expected, {-(2**31)} to {2**31 - 1}")
     return priority
+
+
+def left_open() -> bool:
+    """Whether a worker of this process is open in a cluster, or was when it was dropped."""
+    return bool(_dropped) or any(worker._entry and not worker._alone for worker in list(_workers))
 
 
 def _leave_all() -> None:
