@@ -278,8 +278,9 @@ class Supervisor:
         if self._workers_left and all(p.returncode is not None for p in self.processes if p.role == "worker"):
             self._workers_left = False
             self._ending.expect(now, min(self._grace, DONE_S))
-            for pid in self._running:
-                os.kill(pid, NO_WORKERS)
+            for process in self.processes:
+                if process.pid in self._running and not process.asked:
+                    os.kill(process.pid, NO_WORKERS)
         due = self._ending.due(now)
         if due is not None and self._running:
             if self.stopped_by is None:
