@@ -37,9 +37,9 @@ def fptps_command(*arguments, **options):
 def test_run(tmp_path, dashes):
     train = tmp_path / "train.py"
     train.write_text(TRAIN)
-    done = fptps_command("run", "-n", 2, "-s", 1, *dashes, sys.executable, train, "--epochs", "3")
+    done = fptps_command("run", "-n", 2, "-s", 1, *dashes, sys.executable, train, "-n", "7", "--epochs", "3")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[worker {r}] rank {r} sum 3.0 --epochs 3" for r in range(2)]
+    assert sorted(done.stdout.splitlines()) == [f"[worker {r}] rank {r} sum 3.0 -n 7 --epochs 3" for r in range(2)]
 
 
 @pytest.mark.parametrize(("code", "returncode"), [("import sys; sys.exit(7)", 7), ("import os; os.abort()", 134)])
@@ -47,6 +47,40 @@ def test_run_has_the_exit_code_of_the_worst(code, returncode):
     done = fptps_command("run", "-n", 1, sys.executable, "-c", code)
     assert done.returncode == returncode
     assert re.search(r"^fptps: worker 0 \(pid \d+\) ", done.stderr, re.MULTILINE)
+
+
+LISTENING = """
+import os, socket
+while True:
+    try:
+        socket.create_connection(("127.0.0.1", int(os.environ["DMLC_PS_ROOT_PORT"])))
+        break
+    except ConnectionRefusedError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("code", ["pass", LISTENING], ids=["at_once", "when_the_scheduler_listens"])
+def test_program_that_makes_no_worker(code):
+    done = fptps_command("run", "-n", 2, "-s", 1, sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert "fptps: " not in done.stderr  # nothing of the launcher's
+
+
+@pytest.mark.parametrize("way", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_that_leaves_early_is_named(way, workers):
+    code = (
+        "import fptps, os, sys\n"
+        "with fptps.KVWorker() as kv:\n"
+        "    kv.barrier()\n"
+        f"    if kv.rank == kv.num_workers - 1: {way}\n"
+        "    kv.barrier()\n"
+    )
+    done = fptps_command("run", "-n", workers, "-s", 1, sys.executable, "-c", code)
+    assert done.returncode == 1
+    early = r"ended with exit code 0, but before the cluster had ended in good order: worker (\d) \(pid \d+\)$"
+    assert re.findall(early, done.stderr, re.MULTILINE) == [str(workers - 1)], done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -137,7 +171,10 @@ def test_version_and_help():
         assert "Usage: " in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["run", "-n", "0", "true"], ["run", "-s", "-1", "true"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["run", "-n", "0", "true"], ["run", "-s", "-1", "true"], ["run", "--foo", "true"], ["nonsense"]],
+)
 def test_wrong_usage(arguments):
     done = fptps_command(*arguments)
     assert done.returncode == 2

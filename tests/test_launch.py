@@ -12,6 +12,7 @@ import threading
 import pytest
 from helpers import Gate
 
+from fptps._node import NO_WORKERS
 from fptps.launch import HOST, KILL_S, Command, Ending, Process, Supervisor, cluster_commands, reserved_port
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -32,16 +33,23 @@ def supervise(*commands, grace=0.2):
 SLEEP = "import signal; signal.pause()"
 
 
-def test_all_end_well():
-    _, code, out, err = supervise(
-        python("scheduler", 0, "print('s')"),
-        python("server", 0, "print('v')"),
-        python("worker", 0, "print('w0')"),
-        python("worker", 1, "import sys; print('w1', file=sys.stderr); sys.stdout.write('no newline')"),
-    )
-    assert code == 0
-    assert sorted(out.splitlines()) == ["[scheduler] s", "[server 0] v", "[worker 0] w0", "[worker 1] no newline"]
-    assert err == "[worker 1] w1\n"
+def test_all_end_well(gate):
+    commands = [
+        python("scheduler", 0, f"print('s'); {report(gate)}"),
+        python("server", 0, f"print('v'); {report(gate)}"),
+        python("worker", 0, f"print('w0'); {report(gate)}"),
+        python(
+            "worker", 1, f"import sys; print('w1', file=sys.stderr); sys.stdout.write('no newline'); {report(gate)}"
+        ),
+    ]
+    out, err = io.StringIO(), io.StringIO()
+    join = run_in_thread(Supervisor(commands, out=out, err=err))
+    gate.wait(4)
+    gate.open()
+    assert join() == 0
+    lines = ["[scheduler] s", "[server 0] v", "[worker 0] w0", "[worker 1] no newline"]
+    assert sorted(out.getvalue().splitlines()) == lines
+    assert err.getvalue() == "[worker 1] w1\n"
 
 
 def test_output_is_neither_lost_nor_mixed():
@@ -77,9 +85,10 @@ def test_when_one_fails_the_others_are_ended():
 
 
 def test_servers_that_wait_for_nobody_are_ended():
-    supervisor, code, _, _ = supervise(python("server", 0, SLEEP), python("worker", 0, "pass"))
+    supervisor, code, _, err = supervise(python("server", 0, SLEEP), python("worker", 0, "pass"), grace=30)
     assert code == 0
-    assert supervisor.processes[0].returncode == -signal.SIGTERM
+    assert supervisor.processes[0].returncode == -NO_WORKERS
+    assert err == ""
 
 
 def test_a_program_that_is_not_there():
@@ -96,6 +105,41 @@ def report(gate):
 def parent_of(code):
     """Code that starts a child which runs code, and waits for it."""
     return f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+
+
+def test_servers_that_do_not_end_with_the_workers_are_ended(gate):
+    joined = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
+    commands = [
+        python("server", 0, f"{joined}; {report(gate)}; signal.pause()"),
+        python("worker", 0, report(gate)),
+    ]
+    err = io.StringIO()
+    supervisor = Supervisor(commands, grace=0.2, out=io.StringIO(), err=err)
+    join = run_in_thread(supervisor)
+    gate.wait(2)
+    gate.open()
+    assert join() == 0
+    assert supervisor.processes[0].returncode == -signal.SIGTERM
+    assert err.getvalue() == "fptps: still running, ended by SIGTERM: server 0\n"
+
+
+@pytest.mark.parametrize(("scheduler", "told"), [(1, True), (0, False)])
+def test_worker_that_ended_early_is_named(gate, scheduler, told):
+    commands = [
+        python("scheduler", 0, f"import sys; sys.exit({scheduler})"),
+        python("worker", 0, f"{report(gate)}; import sys; sys.exit(1)"),
+        python("worker", 1, report(gate)),
+    ]
+    err = io.StringIO()
+    supervisor = Supervisor(commands, grace=30, out=io.StringIO(), err=err)
+    join = run_in_thread(supervisor)
+    gate.wait(2)
+    while supervisor.processes[0].returncode is None:
+        threading.Event().wait(0.01)
+    gate.open()
+    assert join() == 1
+    early = f"before the cluster had ended in good order: worker 1 (pid {supervisor.processes[2].pid})\n"
+    assert err.getvalue().endswith(early) == told
 
 
 def run_in_thread(supervisor):

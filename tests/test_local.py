@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -122,5 +124,60 @@ def test_processes_end_with_the_block(gate):
 
 @pytest.mark.parametrize(("workers", "servers"), [(0, 1), (1, -1)])
 def test_numbers_that_make_no_sense(workers, servers):
-    with pytest.raises(ValueError, match="at least one worker"):
+    with pytest.raises(
+        ValueError, match=f"servers={servers}: a cluster has at least one worker, and 0 or more servers"
+    ):
         fptps.LocalCluster(workers, servers)
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(TypeError, match=r"^workers='a', servers=1: whole numbers are expected"):
+        fptps.LocalCluster("a")
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("ranks", [[0, 1], [1]])
+def test_worker_that_is_not_closed(keep, ranks):
+    def work():
+        kv = fptps.KVWorker()
+        kv.barrier()
+        if keep:
+            sys.modules["__main__"].kept = kv
+        if kv.rank not in ranks:
+            kv.close()
+
+    with pytest.raises(fptps.NodeLostError, match=rf"worker {ranks[0]} \(pid \d+\) ended without closing its KVWorker"):
+        fptps.LocalCluster(2, 1).run(work)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary files of this process, and those it starts, go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_no_folder_is_left(temporary):
+    assert fptps.LocalCluster(1, 0).run(lambda: len(os.listdir(temporary))) == [1]
+    with pytest.raises(TypeError, match="pickle"):
+        fptps.LocalCluster(1, 0).run(lambda: temporary, sys._getframe())
+    assert not os.listdir(temporary)
+
+
+DROPPED_RUN = """
+import fptps, helpers
+run = fptps.LocalCluster(1, 0).start(lambda: helpers.pass_gate({address!r}))
+input()
+"""
+
+
+def test_run_that_is_dropped_at_the_end_of_the_program(temporary, gate):
+    code = DROPPED_RUN.format(address=gate.address)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE)
+    gate.wait()
+    program.communicate(b"\n", timeout=60)
+    assert program.returncode == 0
+    gate.wait_for_the_end()
+    assert not os.listdir(temporary)

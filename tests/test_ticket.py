@@ -44,7 +44,7 @@ SUM = [11.0] * 4
 def test_wait(pending):
     ticket, go_on = pending
     assert not ticket.done()
-    with pytest.raises(fptps.BusyError, match=r"not done: key \d+ round 1"):
+    with pytest.raises(fptps.BusyError, match=r"call wait\(\) first.*not done: key \d+ round 1"):
         ticket.result()
     with pytest.raises(fptps.TimeoutError, match=r"key \d+ round 1"):
         ticket.wait(0)
@@ -59,9 +59,11 @@ def test_wait(pending):
     assert ticket.done()
 
 
-@pytest.mark.parametrize("timeout", [-1, math.nan, -math.inf])
-def test_timeouts_that_make_no_sense(pending, timeout):
-    with pytest.raises(ValueError, match="timeout"):
+@pytest.mark.parametrize(
+    ("timeout", "error"), [(-1, ValueError), (math.nan, ValueError), (-math.inf, ValueError), ("a", TypeError)]
+)
+def test_timeouts_that_make_no_sense(pending, timeout, error):
+    with pytest.raises(error, match=f"timeout={timeout!r}: a number of seconds"):
         pending[0].wait(timeout)
 
 

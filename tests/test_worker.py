@@ -164,6 +164,13 @@ def test_array_that_is_not_like_inits(alone, name):
         CALLS[name](alone, 3, np.ones(4, np.int32))
 
 
+@pytest.mark.parametrize("name", ["push", "push_pull"])
+def test_push_of_none(alone, name):
+    alone.init(0, np.ones(4))
+    with pytest.raises(TypeError, match=r"'NoneType' is no array.*skip\(key\)"):
+        getattr(alone, name)(0, None)
+
+
 def test_init_twice(alone):
     alone.init(0, np.ones(4))
     with pytest.raises(ValueError, match="key 0"):
@@ -282,6 +289,11 @@ def test_alone():
         kv.barrier()
 
 
+def test_alone_as_the_arguments_say():
+    with fptps.KVWorker(num_workers=1, num_servers=0) as kv:
+        assert (kv.num_workers, kv.num_servers) == (1, 0)
+
+
 def test_closed():
     kv = fptps.KVWorker()
     kv.init(0, np.ones(2))
@@ -311,7 +323,7 @@ def test_close_has_a_bound():
     with running_scheduler(2, exit_code=1) as scheduler:
         one, two = in_threads(*[lambda: fptps.KVWorker(scheduler, 2, 0, 30)] * 2)
         one._timeout = 0.2
-        with pytest.raises(fptps.TimeoutError):
+        with pytest.raises(fptps.TimeoutError, match=r"waited 0\.\d\d? s:"):
             one.close()
         with pytest.raises(fptps.NodeLostError, match=f"worker {one.rank}"):
             two.barrier()
@@ -358,7 +370,13 @@ def test_scheduler_argument(scheduler):
         ({"num_servers": 1}, {}, "no scheduler"),
         ({}, {"DMLC_ROLE": "server"}, "DMLC_ROLE=server"),
         ({"scheduler": "localhost:1"}, {}, "DMLC_NUM_WORKER"),
+        ({}, {"DMLC_ROLE": "boss"}, "^DMLC_ROLE=boss: a role is scheduler, server or worker$"),
         ({}, {"DMLC_PS_ROOT_URI": "localhost"}, "DMLC_PS_ROOT_PORT"),
+        ({}, {"DMLC_PS_ROOT_PORT": "9000"}, "not set: DMLC_NUM_SERVER, DMLC_NUM_WORKER, DMLC_PS_ROOT_URI"),
+        ({}, {"DMLC_NUM_WORKER": "2"}, "DMLC_PS_ROOT_URI"),
+        ({}, {"DMLC_NUM_SERVER": "0"}, "DMLC_PS_ROOT_URI"),
+        ({}, {"DMLC_ROLE": "worker"}, "DMLC_PS_ROOT_URI"),
+        ({"num_workers": 1}, {"DMLC_NUM_WORKER": "2"}, "DMLC_PS_ROOT_URI"),
         ({"scheduler": "localhost:1", "num_workers": 0, "num_servers": 0}, {}, "DMLC_NUM_WORKER=0"),
     ],
 )
@@ -380,10 +398,30 @@ def test_arguments_go_before_the_environment(monkeypatch):
     assert float(settings["FPTPS_TIMEOUT"]) > 1e8
 
 
-@pytest.mark.parametrize("timeout", [-1, math.nan])
-def test_timeouts_that_make_no_sense(timeout):
-    with pytest.raises(ValueError, match="timeout"):
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), (math.nan, ValueError), ("5", TypeError)])
+def test_timeouts_that_make_no_sense(timeout, error):
+    with pytest.raises(error, match=f"timeout={timeout!r}: a number of seconds"):
         fptps.KVWorker(timeout=timeout)
+
+
+def test_timeout_of_the_environment(monkeypatch):
+    with fptps.KVWorker() as kv:
+        assert kv._timeout == 60
+    monkeypatch.setenv("FPTPS_TIMEOUT", "0.5")
+    with pytest.raises(fptps.ConnectError, match=r"within \d(\.\d+)? s"):
+        fptps.KVWorker("127.0.0.1:1", 1, 0)
+    with fptps.KVWorker() as kv:
+        assert kv._timeout == 0.5
+    with fptps.KVWorker(timeout=7) as kv:
+        assert kv._timeout == 7
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_timeouts_of_the_environment_that_make_no_sense(monkeypatch, text):
+    monkeypatch.setenv("FPTPS_TIMEOUT", text)
+    with pytest.raises(fptps.ConfigError, match=f"^FPTPS_TIMEOUT={text}: a number of seconds"):
+        fptps.KVWorker()
+    fptps.KVWorker(timeout=5).close()
 
 
 def test_leaving_by_an_exception_raises_that_exception():
@@ -394,9 +432,34 @@ def test_leaving_by_an_exception_raises_that_exception():
         kv.barrier()
 
 
+def test_leaving_by_an_exception_is_told(capsys):
+    def work():
+        with fptps.KVWorker() as kv:
+            if kv.rank == 1:
+                sys.exit(0)
+            kv.barrier()
+
+    with fptps.LocalCluster(2, 0).start(work) as run:
+        error = run.outcomes()[0].error
+    assert isinstance(error, fptps.NodeLostError)
+    told = [line for line in capsys.readouterr().err.splitlines() if "left its `with` block" in line]
+    text = "worker 1 left its `with` block by SystemExit(0), without waiting for the other nodes"
+    assert len(told) == 1, told
+    assert told[0].startswith(f"[worker 1] {text}")
+
+
+def test_closed_worker_cannot_be_entered():
+    kv = fptps.KVWorker()
+    kv.close()
+    with pytest.raises(fptps.ClosedError), kv:
+        pass
+
+
 def test_worker_left_open_at_exit_says_so():
     code = "import fptps; kv = fptps.KVWorker()"
     done = subprocess.run(
         [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True
     )
-    assert "was not closed" in done.stderr
+    assert done.stderr.splitlines() == [
+        "<fptps.KVWorker 0 of 1> was not closed. Use `with fptps.KVWorker()`, or close()"
+    ]

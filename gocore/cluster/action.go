@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/prototext"
@@ -44,6 +45,7 @@ type Joined struct{ View View }
 type Waited struct {
 	What    string
 	Missing []string
+	Level   slog.Level // of its line in the log
 }
 
 // Failed is the verdict that a node is dead. Nothing follows it.

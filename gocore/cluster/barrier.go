@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -106,5 +107,5 @@ func (s *Scheduler) tellWaiting(what string, missing []int, waits func(id int) b
 			s.tell(id, waitingMessage(what, names))
 		}
 	}
-	s.do(Waited{What: what, Missing: names})
+	s.do(Waited{What: what, Missing: names, Level: slog.LevelWarn})
 }

@@ -105,7 +105,8 @@ func (a *applicant) wait(ctx context.Context, l *loop) (View, error) {
 			}
 			if now.Sub(a.told) >= noticeTime {
 				a.told = now
-				a.c.log().Warn("waiting to join the cluster", "scheduler", a.where(), "answered", a.heard, "missing", a.missing)
+				a.c.log().Log(ctx, joinLevel(now.Sub(a.start)), "waiting to join the cluster",
+					"scheduler", a.where(), "answered", a.heard, "missing", a.missing)
 			}
 		case <-ctx.Done():
 			return View{}, a.tooLate(ctx.Err())

@@ -2,6 +2,10 @@ package cluster
 
 import (
 	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,6 +88,42 @@ func TestOthersAreMissing(t *testing.T) {
 		wantError(t, err, fault.Timeout, "worker: the cluster at sched:9000 was not complete within 60 s: 2 workers, 1 server missing")
 		synctest.Wait()
 	})
+}
+
+// Imports may take long: that not all have come is a warning no earlier than after startTime.
+func TestMissingNodesAreNoWarningAtFirst(t *testing.T) {
+	inBubble(t, 4, func(b *bench) {
+		var mu sync.Mutex
+		lines := map[string][]time.Duration{} // by level: when
+		start := time.Now()
+		b.config.Log = slog.New(slog.NewTextHandler(writer(func(line string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if strings.Contains(line, "waiting") {
+				level, _, _ := strings.Cut(line[strings.Index(line, "level=")+len("level="):], " ")
+				lines[level] = append(lines[level], time.Since(start))
+			}
+		}), nil))
+		b.serve(2, 0)
+		_, err := b.join(context.Background(), RoleWorker, "w0", func(c *Config) { c.JoinTimeout = 30 * time.Second })
+		wantError(t, err, fault.Timeout, "1 worker")
+		mu.Lock()
+		defer mu.Unlock()
+		if early := lines["INFO"]; len(early) < 4 || slices.Max(early) > startTime+2*tickTime {
+			t.Errorf("the scheduler's and the worker's lines at level INFO came after %v", early)
+		}
+		if late := lines["WARN"]; len(late) < 4 || slices.Min(late) < startTime {
+			t.Errorf("the scheduler's and the worker's lines at level WARN came after %v", late)
+		}
+	})
+}
+
+// writer takes the lines of a log.
+type writer func(line string)
+
+func (w writer) Write(line []byte) (int, error) {
+	w(string(line))
+	return len(line), nil
 }
 
 // A node that gave up leaves its place to another one.

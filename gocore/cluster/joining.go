@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/subtle"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -128,7 +129,7 @@ func (s *Scheduler) admit(now time.Time, node Member) {
 	i := slices.IndexFunc(s.joiners, func(j *joiner) bool { return sameAddress(j.Member, node) })
 	if i < 0 {
 		if len(s.joiners) == 0 {
-			s.noted = now
+			s.noted, s.since = now, now
 		}
 		i = len(s.joiners)
 		s.joiners = append(s.joiners, &joiner{})
@@ -193,8 +194,16 @@ func (s *Scheduler) tickJoin(now time.Time) {
 	}
 	if now.Sub(s.noted) >= noticeTime {
 		s.noted = now
-		s.do(Waited{What: "join", Missing: s.missingJoiners()})
+		s.do(Waited{What: "join", Missing: s.missingJoiners(), Level: joinLevel(now.Sub(s.since))})
 	}
+}
+
+// joinLevel is how loudly it is said that others have not come after such a wait.
+func joinLevel(waited time.Duration) slog.Level {
+	if waited < startTime {
+		return slog.LevelInfo
+	}
+	return slog.LevelWarn
 }
 
 // assign gives all joiners their ids once they are complete, and tells them of each

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"log/slog"
@@ -135,7 +136,7 @@ func (r *Runner) act(action Action) error {
 		r.log.Info("scheduler: everyone is here", "workers", r.c.Workers, "servers", r.c.Servers)
 		close(r.joined)
 	case Waited:
-		r.log.Warn("scheduler: waiting", "for", a.What, "missing", a.Missing)
+		r.log.Log(context.Background(), a.Level, "scheduler: waiting", "for", a.What, "missing", a.Missing)
 		r.events.waiting(a.What, a.Missing)
 	case Failed:
 		r.log.Error("scheduler: lost "+Name(a.ID), "reason", a.Why)

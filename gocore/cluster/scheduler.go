@@ -16,6 +16,9 @@ const (
 	// noticeTime is how long something may wait before those who wait are told whom
 	// for, and again after the same time.
 	noticeTime = 5 * time.Second
+	// startTime is what processes may take from their start to their join (imports,
+	// data sets) before it is a warning that some have not come.
+	startTime = 15 * time.Second
 	// tickTime is the longest time between two calls of Tick.
 	tickTime = time.Second
 	// stallTime without a Tick is this process's own standstill (a stopped process,
@@ -45,6 +48,7 @@ type Scheduler struct {
 	asked   int       // refusals sent since the last Tick
 	noticed time.Time // last Waiting "join"
 	noted   time.Time // last Note of who is missing
+	since   time.Time // when the oldest joiner came
 
 	// running
 	view     View

@@ -29,6 +29,7 @@ type Setting struct {
 // Config is a node's settings.
 type Config struct {
 	Role              cluster.Role
+	RoleGiven         bool // not by default
 	Workers, Servers  int
 	SchedulerHost     string // "" on a worker: alone in the process, no cluster
 	SchedulerPort     int
@@ -56,7 +57,7 @@ func (c *Config) Alone() bool { return c.Role == cluster.RoleWorker && c.Schedul
 // Names that dmlc ps-lite has mean here what they mean there.
 var Settings = []Setting{
 	{Name: "DMLC_ROLE", Default: "worker", Doc: "`scheduler`, `server` or `worker`.", parse: parseRole},
-	{Name: "DMLC_PS_ROOT_URI", Doc: "Address of the scheduler. A worker without one runs alone: one worker, no network.",
+	{Name: "DMLC_PS_ROOT_URI", Doc: "Address of the scheduler. A worker without it, and without any other of DMLC_ROLE, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and DMLC_NUM_SERVER, runs alone: one worker, no network.",
 		parse: func(c *Config, v string) error { c.SchedulerHost = v; return nil }},
 	{Name: "DMLC_PS_ROOT_PORT", Doc: "Port of the scheduler.", parse: integer(1, 65535, func(c *Config) *int { return &c.SchedulerPort })},
 	{Name: "DMLC_NUM_WORKER", Doc: "Number of workers.", parse: integer(1, wire.MaxWorkers, func(c *Config) *int { return &c.Workers })},
@@ -74,7 +75,7 @@ var Settings = []Setting{
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
 		Doc:   "A node that was silent for so long is dead; 0: never. A killed process is noticed at once, without it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatTimeout })},
-	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join. `KVWorker(timeout=)` goes before it.",
+	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join; on a worker also the bound of every wait that has none of its own. `KVWorker(timeout=)` goes before it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
 	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, a whole number relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",
 		parse: integer(0, wire.MaxShare, func(c *Config) *int { return &c.Share })},
@@ -100,7 +101,7 @@ var Settings = []Setting{
 // ParseConfig reads the settings from environment, in which other names may stand
 // as well. An empty value means that the name is not set.
 func ParseConfig(environment map[string]string) (Config, error) {
-	c := Config{Role: cluster.RoleWorker, Share: -1, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
+	c := Config{Role: cluster.RoleWorker, RoleGiven: environment["DMLC_ROLE"] != "", Share: -1, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
 	for _, s := range Settings {
 		value := environment[s.Name]
 		if value == "" {
@@ -122,7 +123,9 @@ func ParseConfig(environment map[string]string) (Config, error) {
 
 // check finds what is missing, or fits badly together.
 func (c *Config) check() error {
-	if c.Alone() {
+	// Half a cluster's settings without the scheduler's address are a mistake, not a
+	// wish to train alone: every process would train a model of its own.
+	if c.Alone() && !c.RoleGiven && c.SchedulerPort == 0 && c.Workers < 0 && c.Servers < 0 {
 		c.Workers, c.Servers = 1, 0
 		return nil
 	}
@@ -137,8 +140,11 @@ func (c *Config) check() error {
 	}
 	if len(missing) > 0 {
 		slices.Sort(missing)
-		return fault.New(fault.Config, "%v: not set: %s. Set them, or start the whole cluster with `fptps run`",
-			c.Role, strings.Join(missing, ", "))
+		hint := "Set them, or start the whole cluster with `fptps run`"
+		if c.Alone() {
+			hint += "; to run alone, unset DMLC_ROLE, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and DMLC_NUM_SERVER"
+		}
+		return fault.New(fault.Config, "%v: not set: %s. %s", c.Role, strings.Join(missing, ", "), hint)
 	}
 	if c.HeartbeatTimeout > 0 && (c.HeartbeatInterval == 0 || c.HeartbeatTimeout <= c.HeartbeatInterval) {
 		return fault.New(fault.Config, "PS_HEARTBEAT_TIMEOUT=%v must be longer than PS_HEARTBEAT_INTERVAL=%v, which must not be 0 then",

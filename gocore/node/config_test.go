@@ -38,7 +38,7 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: share %d, %v; expected %d", settings, c.Share, err, share)
 		}
 	}
-	alone, err := ParseConfig(map[string]string{"DMLC_NUM_WORKER": "8"})
+	alone, err := ParseConfig(map[string]string{"DMLC_NUM_WORKER": "", "FPTPS_TOKEN": "x", "PS_VERBOSE": "1"})
 	if err != nil || !alone.Alone() || alone.Workers != 1 || alone.Servers != 0 {
 		t.Errorf("without a scheduler: %+v, %v", alone, err)
 	}
@@ -77,6 +77,16 @@ func TestConfigErrorsNameTheSetting(t *testing.T) {
 	}
 	if _, err := ParseOptions("[]"); fault.CodeOf(err) != fault.Config || err == nil {
 		t.Errorf("options that are no object: %v", err)
+	}
+}
+
+func TestHalfAClustersSettingsAreNotAlone(t *testing.T) {
+	for _, setting := range []string{"DMLC_NUM_WORKER=2", "DMLC_NUM_SERVER=0", "DMLC_PS_ROOT_PORT=9000", "DMLC_ROLE=worker"} {
+		name, value, _ := strings.Cut(setting, "=")
+		_, err := ParseConfig(map[string]string{name: value})
+		if err == nil || fault.CodeOf(err) != fault.Config || !strings.Contains(err.Error(), "DMLC_PS_ROOT_URI") {
+			t.Errorf("%s alone: %v, expected a Config error that misses DMLC_PS_ROOT_URI", setting, err)
+		}
 	}
 }
 

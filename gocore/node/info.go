@@ -11,17 +11,18 @@ import (
 // Info is who a node is.
 type Info struct {
 	Role       string `json:"role"`
+	Joined     bool   `json:"joined"` // the whole cluster has been there
 	Rank       int    `json:"rank"`
 	NumWorkers int    `json:"num_workers"`
 	NumServers int    `json:"num_servers"`
 	Scheduler  string `json:"scheduler"` // host:port, "" without a cluster
 }
 
-// Info tells who this node is; its rank once it has joined.
+// Info tells who this node is; its rank only once it has joined.
 func (n *Node) Info() Info {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	i := Info{Role: n.config.Role.String(), NumWorkers: n.config.Workers, NumServers: n.config.Servers}
+	i := Info{Role: n.config.Role.String(), Joined: n.mu.hasJoined, NumWorkers: n.config.Workers, NumServers: n.config.Servers}
 	if !n.config.Alone() {
 		i.Rank = n.mu.view.Rank()
 		i.Scheduler = fmt.Sprintf("%s:%d", n.config.SchedulerHost, n.config.SchedulerPort)

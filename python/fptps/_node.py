@@ -17,6 +17,9 @@ from .ticket import OF_CORE
 SLICE_MS = 100
 """The longest single call into the core. Python sees a signal only between two calls."""
 
+NO_WORKERS = signal.SIGUSR1
+"""Says that no worker is left. A node ends by it unless it has joined: then it ends with its cluster anyway."""
+
 
 def serve(
     role: str,
@@ -28,7 +31,7 @@ def serve(
     """Runs a node until its cluster has ended. The arguments go before DMLC_* in the environment.
 
     Returns the process's exit code: 0 if all nodes left in good order, 1 with a line on stderr if one was lost or the
-    node could not join, 128 + n if it was told to end by signal n (SIGTERM or SIGINT).
+    node could not join, 128 + n if it was told to end by signal n (SIGTERM or SIGINT; NO_WORKERS before the join).
     """
     from . import _core
 
@@ -40,7 +43,7 @@ def serve(
         "DMLC_NUM_SERVER": num_servers,
     }
     settings.update({name: str(value) for name, value in arguments.items() if value is not None})
-    with _signals() as received:
+    with _signals(signal.SIGTERM, signal.SIGINT) as received, _signals(NO_WORKERS) as no_workers:
         try:
             handle = _core.open(json.dumps(settings))
         except OF_CORE as error:
@@ -50,6 +53,8 @@ def serve(
             while not received:
                 if _core.wait(handle, life, SLICE_MS):
                     return 0
+                if no_workers and not json.loads(_core.info(handle))["joined"]:
+                    return 128 + NO_WORKERS
         except OF_CORE as error:
             return _fail(role, error)
         finally:
@@ -69,8 +74,8 @@ def _fail(role: str, error: Exception) -> int:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Gathers SIGTERM and SIGINT within this context, where the program's main thread runs it."""
+def _signals(*numbers: int) -> Iterator[list[int]]:
+    """Gathers signals within this context, where the program's main thread runs it."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -78,9 +83,10 @@ def _signals() -> Iterator[list[int]]:
 
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, note) for number in numbers}
     try:
         yield received
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            # What ends here is a process whose exit code is news: it must not be ended by NO_WORKERS any more.
+            signal.signal(number, signal.SIG_IGN if number == NO_WORKERS else handler)

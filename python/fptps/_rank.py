@@ -1,6 +1,7 @@
 """One worker of a LocalCluster: `python -m fptps._rank FOLDER RANK` runs the function that the folder holds.
 
-It leaves (value, exception, traceback) in FOLDER/RANK.pickle, whole or not at all.
+It leaves (value, exception, traceback, left open) in FOLDER/RANK.pickle, whole or not at all: the last tells whether a
+KVWorker was not closed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from .local import TASK
+from .worker import left_open
 
 
 def main(folder: Path, rank: int) -> None:
@@ -22,9 +24,10 @@ def main(folder: Path, rank: int) -> None:
         path, task = cloudpickle.loads((folder / TASK).read_bytes())
         sys.path[:] = path  # where the function's modules are
         function, arguments = cloudpickle.loads(task)
-        pickled = cloudpickle.dumps((function(*arguments), None, None))
+        value = function(*arguments)
+        pickled = cloudpickle.dumps((value, None, None, left_open()))
     except BaseException as error:
-        pickled = cloudpickle.dumps((None, _picklable(error), traceback.format_exc()))
+        pickled = cloudpickle.dumps((None, _picklable(error), traceback.format_exc(), left_open()))
         raise
     finally:
         whole = target.with_suffix(".part")

@@ -169,9 +169,10 @@ def _view(array: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(memoryview(array))
     except TypeError:
+        nothing = ". A worker that has nothing to push, such as no gradient, calls skip(key)" if array is None else ""
         raise TypeError(
             f"an object of type {type(array).__name__!r} is no array: pass a numpy array (numpy.asarray makes one), "
-            "a PyTorch tensor, or an object with the DLPack or the buffer protocol"
+            f"a PyTorch tensor, or an object with the DLPack or the buffer protocol{nothing}"
         ) from None
     except (ValueError, NotImplementedError) as error:
         raise TypeError(f"the elements of this {type(array).__name__} cannot be summed: {error}") from None

@@ -25,7 +25,7 @@ def main() -> None:
 main.add_command(bench)
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@main.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="Number of workers.")
 @click.option("-s", "--servers", type=click.IntRange(0), default=0, show_default=True, help="Number of servers.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

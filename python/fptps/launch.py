@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
+from ._node import NO_WORKERS
 from .output import LineSplitter, Printer
 
 HOST: Final = "127.0.0.1"
@@ -174,6 +175,7 @@ class Supervisor:
         self._started = started or threading.Event()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: list[Process] = []  # in the order in which they ended
+        self._workers_left = True
         self._ending = Ending()
         self._grace = grace
         self._requests: collections.deque[int] = collections.deque()
@@ -194,6 +196,7 @@ class Supervisor:
                 self._pass_on(TICK_S)
                 self._step(time.monotonic())
             self._drain()
+            self._tell_of_early_ends()
         finally:
             self._signal(signal.SIGKILL)
             for process in self.processes:
@@ -272,8 +275,12 @@ class Supervisor:
             if self._reap(process) and process.returncode and not process.asked:
                 self._tell(f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}")
                 self._ending.expect(now, self._grace)
-        if all(p.returncode is not None for p in self.processes if p.role == "worker"):
+        if self._workers_left and all(p.returncode is not None for p in self.processes if p.role == "worker"):
+            self._workers_left = False
             self._ending.expect(now, min(self._grace, DONE_S))
+            for process in self.processes:
+                if process.pid in self._running and not process.asked:
+                    os.kill(process.pid, NO_WORKERS)
         due = self._ending.due(now)
         if due is not None and self._running:
             if self.stopped_by is None:
@@ -283,6 +290,13 @@ class Supervisor:
 
     def _tell(self, text: str) -> None:
         self._write(self._err.lines, "", [text.encode()])
+
+    def _tell_of_early_ends(self) -> None:
+        """Names the workers that ended well in a run that failed, unless the cluster ended in good order before."""
+        early = ", ".join(f"{p.name} (pid {p.pid})" for p in self._ended if p.role == "worker" and p.returncode == 0)
+        orderly = all(p.returncode == 0 for p in self.processes if p.role == "scheduler")
+        if early and not orderly and self.failures() and self.stopped_by is None:
+            self._tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
 
     def _signal(self, number: int) -> None:
         """Sends a signal to every process that has not ended, and its group."""
@@ -305,6 +319,8 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.returncode = started.wait()
+        if process.returncode in (-NO_WORKERS, 128 + NO_WORKERS):  # before, or after, it had set its handler
+            process.asked = True
         del self._running[process.pid]
         self._ended.append(process)
         return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import operator
 import os
 import shutil
 import sys
@@ -9,7 +12,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -22,6 +25,8 @@ from .launch import DRAIN_S, KILL_S, Process, Supervisor, cluster_commands, name
 END_S: Final = 2 * KILL_S + DRAIN_S + 5.0
 """How long the end of all processes takes at most, once they are told."""
 TASK: Final = "task.pickle"
+
+_running: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
 class Outcome(NamedTuple):
@@ -53,10 +58,13 @@ class LocalCluster:
         timeout: float = 300.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        if workers < 1 or servers < 0:
-            raise ValueError(f"workers={workers}, servers={servers}: at least one worker, and 0 servers, are expected")
-        self._workers = workers
-        self._servers = servers
+        numbers = f"workers={workers!r}, servers={servers!r}"
+        try:
+            self._workers, self._servers = operator.index(workers), operator.index(servers)
+        except TypeError:
+            raise TypeError(f"{numbers}: whole numbers are expected") from None
+        if self._workers < 1 or self._servers < 0:
+            raise ValueError(f"{numbers}: a cluster has at least one worker, and 0 or more servers")
         self._timeout = timeout
         self._environment = dict(environment or {})
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -101,15 +109,17 @@ class Run:
         self._end = time.monotonic() + timeout
         self._timeout = timeout
         self._outcomes: list[Outcome] | None = None
+        self._left_open: list[int] = []  # the ranks whose function returned without closing its KVWorker
+        self._pickles: dict[int, bytes] = {}  # what each rank has left, once all processes have ended
         self._trouble: BaseException | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="fptps-"))
-        (self._folder / TASK).write_bytes(cloudpickle.dumps((list(sys.path), cloudpickle.dumps(task))))
+        self._task = cloudpickle.dumps((list(sys.path), cloudpickle.dumps(task)))
         self._supervisor: Supervisor | None = None
         self._started = threading.Event()
-        # The processes end with the thread that starts them, so it is one that waits for them.
+        # The processes end with the thread that starts them, so it is one that waits for them. It cleans up, too.
         self._thread = threading.Thread(
             target=self._supervise, args=({**os.environ, **environment},), name="fptps-run", daemon=True
         )
+        _running.add(self)
         self._thread.start()
         self._started.wait()
 
@@ -130,7 +140,6 @@ class Run:
         if self._outcomes is None:
             self._join()
             self._outcomes = [self._outcome(rank) for rank in range(self._workers)]
-            shutil.rmtree(self._folder, ignore_errors=True)
         return self._outcomes
 
     def results(self) -> list[Any]:
@@ -140,9 +149,20 @@ class Run:
         failed = [p.rank for p in self._supervisor.failures() if p.role == "worker"]
         order = failed + [rank for rank in range(self._workers) if rank not in failed]
         errors = [error for rank in order if (error := outcomes[rank].error) is not None]
+        own = [error for error in errors if not isinstance(error, NodeLostError)]
+        failures = self._supervisor.failures()
+        if own:
+            raise own[0]
+        # Where a process was killed that is the cause, and who left its worker open had nobody to wait for.
+        if failures and self._left_open and not any(p.returncode and p.returncode < 0 for p in failures):
+            process = self.process("worker", self._left_open[0])
+            raise NodeLostError(
+                f"{process.name} (pid {process.pid}) ended without closing its KVWorker, so the others lost it: "
+                "use `with fptps.KVWorker()`, or call close()"
+            )
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, NodeLostError))
-        for process in self._supervisor.failures():
+            raise errors[0]
+        for process in failures:
             raise NodeLostError(f"{process.name} (pid {process.pid}) {process.how_it_ended()}: see its output")
         return [outcome.value for outcome in outcomes]
 
@@ -151,7 +171,6 @@ class Run:
         if self._supervisor is not None and self._thread.is_alive():
             self._supervisor.stop()
             self._thread.join(END_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Run:
         return self
@@ -166,17 +185,21 @@ class Run:
 
     def _supervise(self, environment: Mapping[str, str]) -> None:
         try:
-            with reserved_port() as port:
-                commands = cluster_commands(self._workers, self._servers, port, self._arguments, environment)
+            with reserved_port() as port, _folder() as folder:
+                (folder / TASK).write_bytes(self._task)
+                program = [sys.executable, "-m", "fptps._rank", str(folder)]
+                commands = cluster_commands(
+                    self._workers, self._servers, port, lambda rank: [*program, str(rank)], environment
+                )
                 self._supervisor = Supervisor(commands, started=self._started)
                 self._supervisor.run()
+                for rank in range(self._workers):
+                    with contextlib.suppress(FileNotFoundError):  # it ended before
+                        self._pickles[rank] = (folder / f"{rank}.pickle").read_bytes()
         except BaseException as error:
             self._trouble = error
         finally:
             self._started.set()
-
-    def _arguments(self, rank: int) -> list[str]:
-        return [sys.executable, "-m", "fptps._rank", str(self._folder), str(rank)]
 
     def _join(self) -> None:
         try:
@@ -193,15 +216,16 @@ class Run:
 
     def _outcome(self, rank: int) -> Outcome:
         process = self.process("worker", rank)
-        try:
-            pickled = (self._folder / f"{rank}.pickle").read_bytes()
-        except FileNotFoundError:
+        pickled = self._pickles.pop(rank, None)
+        if pickled is None:
             text = f"{process.name} (pid {process.pid}) {process.how_it_ended()} before the function returned"
             return Outcome(None, NodeLostError(text))
         try:
-            value, error, trace = cloudpickle.loads(pickled)
+            value, error, trace, left_open = cloudpickle.loads(pickled)
         except Exception as problem:
             return Outcome(None, RankError(f"{process.name}: its result cannot be unpickled: {problem!r}"))
+        if left_open:
+            self._left_open.append(rank)
         if trace is None:
             return Outcome(value, None)
         cause = RankError(f"\n{process.name} (pid {process.pid}):\n{trace}")
@@ -209,3 +233,22 @@ class Run:
             return Outcome(None, cause)
         error.__cause__ = cause
         return Outcome(None, error)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary folder. Unlike tempfile's, a forked child that ends does not remove it."""
+    folder = Path(tempfile.mkdtemp(prefix="fptps-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop_all() -> None:
+    """At the end of the interpreter: ends the runs that nobody has waited for, so that nothing of them is left."""
+    for run in list(_running):
+        run.stop()
+
+
+atexit.register(_stop_all)

@@ -61,7 +61,7 @@ class Ticket(Generic[Result]):
     def result(self) -> Result:
         """What wait() returns, of a ticket that is done. Never waits: BusyError if it is not done."""
         if not self._poll(0.0):
-            raise BusyError(f"the ticket is not done: {self._missing()}")
+            raise BusyError(f"result() does not wait: call wait() first. The ticket is not done: {self._missing()}")
         return self._outcome()
 
     def wait(self, timeout: float | None = None) -> Result:
@@ -92,7 +92,7 @@ class Ticket(Generic[Result]):
             while not self._poll(min(left, SLICE_S)):
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"waited {seconds:g} s: {self._missing()}")
+                    raise TimeoutError(f"waited {round(seconds, 2):g} s: {self._missing()}")
         finally:
             self._worker._add_wait(time.monotonic() - start)
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from ._wakeup import Wakeup
 from .arrays import locate, maker
-from .errors import ClosedError, ConfigError
+from .errors import ClosedError, ConfigError, NodeLostError
 from .ticket import OF_CORE, Ticket
 
 Array = Any
@@ -30,9 +30,12 @@ KEYS: Final = 2**63
 LEAVE_S: Final = 5.0
 """How long leaving at once may take. It waits for nobody, only for this process's own threads."""
 LONGEST_S: Final = 1e9
+"""The longest timeout that the core takes."""
 CLOSED: Final = "this KVWorker is closed: make another one"
 
+_log = logging.getLogger("fptps")
 _workers: weakref.WeakSet[KVWorker] = weakref.WeakSet()
+_dropped: list[str] = []  # the workers of clusters that were dropped while they were open
 _stranded: list[object] = []  # arrays that the core may still use though nobody can learn when it no longer does
 
 
@@ -43,10 +46,11 @@ class KVWorker:
     worker pushes it equally often, or skips it, and its n-th push on all workers is summed together. A larger
     priority is more urgent on the network. All methods may be called from any thread.
 
-    scheduler: "host:port". Without it and without DMLC_PS_ROOT_URI in the environment the worker is alone: it needs no
-        other process, and every sum is its own push. The arguments go before the environment.
+    scheduler: "host:port". Without it and without a cluster in the environment (DMLC_PS_ROOT_URI and others) the worker
+        is alone: it needs no other process, and every sum is its own push. The arguments go before the environment.
     num_workers, num_servers: the numbers of the whole cluster, as DMLC_NUM_WORKER and DMLC_NUM_SERVER.
     timeout: seconds that joining may take, and the bound of every wait that has none of its own; math.inf: no bound.
+        None means FPTPS_TIMEOUT in the environment, else 60.0.
 
     Raises ConfigError for settings that are missing or make no sense, and ConnectError if it cannot join.
 
@@ -59,7 +63,7 @@ class KVWorker:
         scheduler: str | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
-        timeout: float = 60.0,
+        timeout: float | None = None,
     ) -> None:
         self._entry = 0  # the core's handle for new operations: 0 before the start, and from the close on
         self._handle = 0  # the core's handle for tickets: 0 before the start, and after the close
@@ -68,9 +72,9 @@ class KVWorker:
         self._live: dict[int, Ticket[Any]] = {}  # every ticket that is not done, whose arrays have to live on
         self._makers: dict[int, Callable[[], Any]] = {}  # by key: a new array like the one of init()
         self._waited = 0.0
-        self._timeout = math.inf
-        self._timeout = self._seconds(timeout)
+        self._timeout = _default_timeout() if timeout is None else self._seconds(timeout)
         settings = _settings(scheduler, num_workers, num_servers, self._timeout)
+        self._alone = not settings.get("DMLC_PS_ROOT_URI")
 
         # Not at the top: a process that forks before its first KVWorker can use fptps in the child.
         from . import _core
@@ -218,6 +222,8 @@ class KVWorker:
         self._leave(orderly=True)
 
     def __enter__(self) -> KVWorker:
+        if not self._entry:
+            self._refuse()
         return self
 
     def __exit__(
@@ -226,11 +232,20 @@ class KVWorker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Who leaves because another node was lost leaves nobody waiting.
+        if self._entry and not self._alone and kind is not None and not issubclass(kind, NodeLostError):
+            _log.warning(
+                "worker %d left its `with` block by %r, without waiting for the other nodes: they see it as lost",
+                self._rank,
+                error,
+            )
         self._leave(orderly=kind is None)
 
     def __del__(self) -> None:
         if getattr(self, "_entry", 0):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            if not self._alone:
+                _dropped.append(repr(self))
             self._leave(orderly=False)
 
     def __repr__(self) -> str:
@@ -300,9 +315,13 @@ class KVWorker:
         """A timeout argument in seconds."""
         if timeout is None:
             return self._timeout
-        if not timeout >= 0:
-            raise ValueError(f"timeout={timeout!r}: a number of seconds, 0 or more, or math.inf is expected")
-        return float(timeout)
+        kind: type[Exception] = ValueError
+        try:
+            if timeout >= 0:  # False for NaN
+                return float(timeout)
+        except TypeError:
+            kind = TypeError
+        raise kind(f"timeout={timeout!r}: a number of seconds, 0 or more, or math.inf is expected")
 
     def _add_wait(self, seconds: float) -> None:
         self._waited += seconds
@@ -349,6 +368,18 @@ class KVWorker:
             self._core.free(handle)
 
 
+def _default_timeout() -> float:
+    """The seconds that FPTPS_TIMEOUT says."""
+    text = os.environ.get("FPTPS_TIMEOUT") or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= LONGEST_S:
+        raise ConfigError(f"FPTPS_TIMEOUT={text}: a number of seconds is expected, 0 or more")
+    return seconds
+
+
 def _settings(
     scheduler: str | None, num_workers: int | None, num_servers: int | None, timeout: float
 ) -> dict[str, str]:
@@ -359,15 +390,16 @@ def _settings(
         if not (host and colon and port.isdecimal()):
             raise ValueError(f'scheduler={scheduler!r}: "host:port" is expected')
         settings["DMLC_PS_ROOT_URI"], settings["DMLC_PS_ROOT_PORT"] = host.strip("[]"), port
-    elif settings.get("DMLC_ROLE") not in (None, "", "worker"):
-        role = settings["DMLC_ROLE"]
+        settings["DMLC_ROLE"] = "worker"
+    elif (role := settings.get("DMLC_ROLE")) in ("scheduler", "server"):
         raise ConfigError(f"DMLC_ROLE={role}: this process is no worker; a {role} is started by `fptps {role}`")
-    elif not settings.get("DMLC_PS_ROOT_URI") and (num_workers not in (None, 1) or num_servers not in (None, 0)):
-        raise ConfigError(
-            f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' or "
-            "set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
-        )
-    settings["DMLC_ROLE"] = "worker"
+    elif not settings.get("DMLC_PS_ROOT_URI"):
+        if num_workers not in (None, 1) or num_servers not in (None, 0):
+            raise ConfigError(
+                f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' "
+                "or set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
+            )
+        num_workers = num_servers = None  # they say what a worker alone is anyway, and are no part of a cluster's
     settings["FPTPS_TIMEOUT"] = repr(min(timeout, LONGEST_S))
     for name, number in (("DMLC_NUM_WORKER", num_workers), ("DMLC_NUM_SERVER", num_servers)):
         if number is not None:
@@ -391,13 +423,17 @@ def _priority(priority: int) -> int:
     return priority
 
 
+def left_open() -> bool:
+    """Whether a worker of this process is open in a cluster, or was when it was dropped."""
+    return bool(_dropped) or any(worker._entry and not worker._alone for worker in list(_workers))
+
+
 def _leave_all() -> None:
     """At the end of the interpreter, before the arrays go: the core must not touch them then."""
     for worker in list(_workers):
         if worker._entry:
-            logging.getLogger("fptps").warning(
-                "%r was not closed: the other nodes see it as lost. Use `with fptps.KVWorker()`, or close()", worker
-            )
+            lost = "" if worker._alone else ": the other nodes see it as lost"
+            _log.warning("%r was not closed%s. Use `with fptps.KVWorker()`, or close()", worker, lost)
             worker._leave(orderly=False)
 
 
