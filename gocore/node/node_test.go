@@ -260,9 +260,14 @@ func TestDeathIsNamedEverywhere(t *testing.T) {
 			}
 			for _, w := range c.workers {
 				if w != dead {
-					_, err := w.Worker()
+					ticket, err := w.Barrier() // worker 1 has not waited for anything yet
+					if err == nil {
+						err = c.ended(w, ticket)
+					}
 					named(w, err)
 					named(w, c.ended(w, w.Close(true)))
+					_, err = w.Worker()
+					named(w, err)
 				}
 			}
 		})
