@@ -75,7 +75,7 @@ func (t *Transport) tearDown() {
 	for _, c := range conns {
 		t.receiver.close(c)
 		t.drop(&c.queue)
-		t.release(c.parser.abandon())
+		c.parser.abandon(t.release)
 	}
 	t.drop(&local)
 	for _, o := range append(t.sender.orphans, t.shortcut.orphans...) {

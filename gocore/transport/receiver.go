@@ -30,7 +30,7 @@ type receiver struct {
 	t        *Transport
 	poller   *poller
 	conns    map[uint32]*conn // adopted ones
-	vector   [2]unix.Iovec
+	vector   [vectorLen]unix.Iovec
 	nextTick time.Time
 
 	// Of the flows that share this node's link, by budget.go.
@@ -220,7 +220,7 @@ func (r *receiver) read(c *conn) {
 	for range readsPerEvent {
 		vector, bytes := c.parser.target(&r.vector)
 		n, errno := r.t.read(c, vector)
-		r.vector = [2]unix.Iovec{} // as batch.forget
+		clear(vector) // as batch.forget
 		switch {
 		case errno == unix.EAGAIN:
 			return
@@ -311,7 +311,7 @@ func (r *receiver) end(c *conn, cause error) {
 	r.shares = slices.DeleteFunc(r.shares, func(s *conn) bool { return s == c })
 	r.close(c)
 	t.drop(&dropped)
-	t.release(c.parser.abandon())
+	c.parser.abandon(t.release)
 	if cause != nil {
 		cause = fmt.Errorf("data connection with %s at %s: %w", name(c.peer), c.addr, cause)
 	}
