@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 
 	"fptps/gocore/wire"
 )
@@ -78,7 +79,7 @@ func (t *Transport) tearDown() {
 		c.parser.abandon(t.release)
 	}
 	t.drop(&local)
-	for _, o := range append(t.sender.orphans, t.shortcut.orphans...) {
+	for _, o := range slices.Concat(t.sender.orphans, t.shortcut.orphans, t.receiver.out.orphans) {
 		t.release(o)
 	}
 	t.sender.poller.close()

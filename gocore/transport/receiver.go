@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// readsPerEvent and localPerTurn keep one busy peer, or this node's own
-	// packets, from holding up the others: about 256 KB a turn.
-	readsPerEvent = 8
-	localPerTurn  = 8
+	// bytesPerTurn and localPerTurn keep one busy peer, or this node's own packets,
+	// from holding up the others.
+	bytesPerTurn = 256 << 10
+	localPerTurn = 8
 
 	tickEvery = time.Second
 )
@@ -40,11 +40,12 @@ type receiver struct {
 	senders    []*conn
 	flows      []*inflow
 
+	out       writer      // what flush writes
 	ownHeader wire.Header // of the packet in Handler.Local; a field, so that it is not allocated
 }
 
 func newReceiver(t *Transport, p *poller) *receiver {
-	return &receiver{t: t, poller: p, conns: make(map[uint32]*conn)}
+	return &receiver{t: t, poller: p, out: writer{t: t}, conns: make(map[uint32]*conn)}
 }
 
 // run is the thread of the receive loop, and of the end of the data plane: whatever
@@ -98,11 +99,13 @@ func (r *receiver) loop() error {
 			} else if c != nil {
 				r.left(c)
 			}
+			r.flush()
 		}
 		r.readShares()
 		if err := r.local(); err != nil {
 			return err
 		}
+		r.flush()
 		r.budget()
 		if now := time.Now(); !now.Before(r.nextTick) {
 			r.nextTick = now.Add(tickEvery)
@@ -118,17 +121,24 @@ func (r *receiver) intake() (inbox []*conn, busy, stop bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	inbox, t.mu.inbox = t.mu.inbox, nil
-	t.mu.receiveSleeps = false
+	t.mu.receiveSleeps, t.mu.turning = false, true
 	return inbox, !t.mu.local.empty(), t.mu.stopped
 }
 
-// idle tells whether the loop may sleep; from then on who gives it work wakes it.
+// idle tells whether the loop may sleep; from then on who gives it work, or the send
+// loop, wakes them.
 func (r *receiver) idle() bool {
 	t := r.t
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.mu.receiveSleeps = len(t.mu.inbox) == 0 && t.mu.local.empty() && !t.mu.stopped
-	return t.mu.receiveSleeps
+	sleeps := t.mu.receiveSleeps
+	t.mu.turning = !sleeps
+	t.mu.Unlock()
+	if sleeps {
+		_, wake := r.pick(true) // what came since the last flush
+		t.wake(wake)
+	}
+	return sleeps
 }
 
 // doze tells the peers that share memory with this node that it sleeps; false where
@@ -152,6 +162,7 @@ func (r *receiver) readShares() {
 		c := r.shares[i]
 		c.near.in.sleeps.Store(0)
 		r.read(c)
+		r.flush()
 	}
 }
 
@@ -217,7 +228,7 @@ func (r *receiver) adopt(c *conn) {
 
 // read takes what c has, up to a limit; what is left brings another event.
 func (r *receiver) read(c *conn) {
-	for range readsPerEvent {
+	for left := bytesPerTurn; left > 0; {
 		vector, bytes := c.parser.target(&r.vector)
 		n, errno := r.t.read(c, vector)
 		clear(vector) // as batch.forget
@@ -231,6 +242,7 @@ func (r *receiver) read(c *conn) {
 			r.hangup(c)
 			return
 		}
+		left -= n
 		c.in.took(r.now, n)
 		if err := c.parser.took(n, r); err != nil {
 			r.t.count.malformed.Add(1)
