@@ -78,19 +78,19 @@ func (r *receiver) guard(f func() error) (err error) {
 func (r *receiver) loop() error {
 	r.nextTick = time.Now().Add(tickEvery)
 	for {
-		inbox, busy, stop := r.intake()
+		events, err := r.poller.poll()
+		if err == nil && len(events) == 0 && r.idle() && r.doze() {
+			events, err = r.poller.wait(time.Until(r.nextTick))
+		}
+		if err != nil {
+			return err
+		}
+		inbox, stop := r.intake()
 		if stop {
 			return nil
 		}
 		for _, c := range inbox {
 			r.attend(c)
-		}
-		events, err := r.poller.poll()
-		if err == nil && len(events) == 0 && !busy && r.idle() && r.doze() {
-			events, err = r.poller.wait(time.Until(r.nextTick))
-		}
-		if err != nil {
-			return err
 		}
 		r.now = r.t.now()
 		for _, e := range r.poller.drain(events) {
@@ -114,15 +114,14 @@ func (r *receiver) loop() error {
 	}
 }
 
-// intake takes the inbox, and tells whether packets to this node itself wait and
-// whether the transport stops.
-func (r *receiver) intake() (inbox []*conn, busy, stop bool) {
+// intake begins a turn: it takes the inbox, and tells whether the transport stops.
+func (r *receiver) intake() (inbox []*conn, stop bool) {
 	t := r.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	inbox, t.mu.inbox = t.mu.inbox, nil
 	t.mu.receiveSleeps, t.mu.turning = false, true
-	return inbox, !t.mu.local.empty(), t.mu.stopped
+	return inbox, t.mu.stopped
 }
 
 // idle tells whether the loop may sleep; from then on who gives it work, or the send
