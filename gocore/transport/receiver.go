@@ -41,6 +41,7 @@ type receiver struct {
 	flows      []*inflow
 
 	out       writer      // what flush writes
+	flowing   bool        // packets came since the last sleep
 	ownHeader wire.Header // of the packet in Handler.Local; a field, so that it is not allocated
 }
 
@@ -80,7 +81,7 @@ func (r *receiver) loop() error {
 	for {
 		events, err := r.poller.poll()
 		if err == nil && len(events) == 0 && r.idle() && r.doze() {
-			events, err = r.poller.wait(time.Until(r.nextTick))
+			events, err = r.sleep()
 		}
 		if err != nil {
 			return err
@@ -112,6 +113,17 @@ func (r *receiver) loop() error {
 			r.t.handler.Tick(now)
 		}
 	}
+}
+
+// sleep waits for events. Where packets come all the time, they come soon.
+func (r *receiver) sleep() ([]unix.EpollEvent, error) {
+	if r.flowing {
+		r.flowing = false
+		if events, err := r.poller.wait(napTime); err != nil || len(events) > 0 {
+			return events, err
+		}
+	}
+	return r.poller.wait(time.Until(r.nextTick))
 }
 
 // intake begins a turn: it takes the inbox, and tells whether the transport stops.
@@ -266,6 +278,7 @@ func (r *receiver) Arrived(peer uint32, h *wire.Header, l Landing) error {
 		r.t.told(peer, float64(h.Round))
 		return nil
 	}
+	r.flowing = true
 	r.t.count.packetsReceived.Add(1)
 	r.t.count.bytesReceived.Add(uint64(h.WireLen))
 	return r.t.handler.Arrived(peer, h, l)
