@@ -62,7 +62,7 @@ peers: setup .venv-mxnet/peers.stamp ## what benchmarks/ compares with: mpi4py i
 
 bench: peers ## fptps beside its peers, and on shaped links (half an hour): docs/performance.md
 	$(BIN)/pip install -q --group plots
-	$(BIN)/python -m benchmarks.compare --seconds 1.5 --output build/benchmarks/compare.json
+	$(BIN)/python -m benchmarks.compare --seconds 1 --output build/benchmarks/compare.json
 	$(BIN)/python -m benchmarks.shaped --output build/benchmarks/shaped.json
 	$(BIN)/python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json --docs docs
 
