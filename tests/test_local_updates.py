@@ -375,8 +375,8 @@ def test_the_decisions():
             for arrived in (False, True):
                 expected = Act.APPLY if in_flight else Act.SEND if steps == 3 else Act.STEP
                 assert decide(waits, steps, in_flight, arrived) is expected
-                if in_flight:
-                    expected = Act.APPLY if arrived or steps == 3 else Act.STEP
+                if steps == 0 or (in_flight and not (arrived or steps == 3)):
+                    expected = Act.STEP
                 else:
-                    expected = Act.SEND if steps else Act.STEP
+                    expected = Act.APPLY if in_flight else Act.SEND
                 assert decide(overlaps, steps, in_flight, arrived) is expected

@@ -34,7 +34,7 @@ class Lines:
     """A file of JSON lines, each of which is there whole or not at all."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+        self._file = path.open("ab", buffering=0)  # so that a line begins where the last whole one ended
 
     def append(self, line: dict[str, Any]) -> None:
         raw, before = json.dumps(line).encode() + b"\n", self._file.tell()
