@@ -296,8 +296,10 @@ def test_a_lost_worker_ends_the_run_with_all_files_whole(tmp_path: Path) -> None
     messages, rounds, summary, folder = records(tmp_path)
     assert "worker 2 was lost" in summary["ended"]
     assert summary["test_accuracy"] is None
-    assert len(messages) == 3 * len(rounds) == 3 * summary["rounds"] > 0
-    assert summary["iterations"] == sum(m["iterations"] for m in messages) < 600
+    # The reports of the last round may have been lost with the worker.
+    assert 3 * (len(rounds) - 1) <= len(messages) <= 3 * len(rounds) == 3 * summary["rounds"]
+    assert len(messages) % 3 == 0 < len(messages)
+    assert sum(m["iterations"] for m in messages) <= summary["iterations"] == rounds[-1]["iterations"] < 600
     assert (folder / "weights.pt").exists()
 
 
@@ -311,10 +313,11 @@ def test_a_lost_worker_leaves_the_others_going_on(tmp_path: Path) -> None:
     kinds = list(ranks.values())
     assert kinds[0] == [1, 2, 3]
     assert kinds[-1] == [1, 3]
-    assert all(kind in ([1, 2, 3], [1, 3]) for kind in kinds)
+    assert all(kind in ([1, 2, 3], [1, 3], []) for kind in kinds)
+    assert kinds.count([]) <= 1  # the reports of a round may have been lost with the worker
     assert list(ranks) == list(range(1, len(rounds) + 1))
     assert summary["ended"] == "all iterations are done"
-    assert summary["iterations"] == sum(m["iterations"] for m in messages) >= 600
+    assert summary["iterations"] == rounds[-1]["iterations"] >= 600
     assert summary["test_accuracy"] > 0.5
 
 

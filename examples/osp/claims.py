@@ -13,9 +13,7 @@ def claims(runs: dict[str, Run]) -> str:
     local, osp, losp = runs["localSGD"], runs["OSP"], runs["LOSP"]
     rows = [
         row("the worst run's error in %, at most 2", 100 * max(1 - accuracy(run) for run in runs.values()), 2),
-        row(
-            "OSP's seconds to 97 %, below localSGD's", *(run.first("elapsed_s", 0.97) or NEVER for run in (osp, local))
-        ),
+        row("OSP's seconds to 97 %, below localSGD's", seconds_to_97(osp), seconds_to_97(local)),
         row("OSP's seconds waited per round, below 0.1 of localSGD's", wait(osp), 0.1 * wait(local)),
         row("OSP's accuracy, at most LOSP's", accuracy(osp), accuracy(losp)),
     ]
@@ -32,7 +30,11 @@ def claims(runs: dict[str, Run]) -> str:
 
 
 def row(claim: str, measured: float, bound: float) -> tuple[str, str, str, str]:
-    return claim, f"{measured:.4g}", f"{bound:.4g}", "yes" if measured <= bound else "**no**"
+    return claim, f"{measured:.4g}", f"{bound:.4g}", "yes" if measured <= bound and measured < NEVER else "**no**"
+
+
+def seconds_to_97(run: Run) -> float:
+    return run.first("elapsed_s", 0.97) or NEVER
 
 
 def wait(run: Run) -> float:

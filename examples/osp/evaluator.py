@@ -60,7 +60,6 @@ class Evaluator:
 
     def give_up(self) -> Iterator[Any]:
         """The companions of what has not been scored, and never will be."""
-        self.close()
         while self._pending:
             yield self._pending.popleft()[0]
 

@@ -32,21 +32,30 @@ def main() -> None:
         # As if all processes were on this machine: too many threads cost far more than too few.
         processes = args.ws or int(os.environ.get("DMLC_NUM_WORKER", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
-    role = None
+    roles: list[Ps | Worker] = []
+    try:
+        train(args, roles)
+    finally:
+        for role in roles:
+            role.close()
+
+
+def train(args: argparse.Namespace, roles: list[Ps | Worker]) -> None:
+    """In one cluster after another, should a worker be lost; appends the role to roles when it is known."""
     lost = 0
     while True:
         try:
             with join(args, lost) as link:
-                if role is None:
-                    role = prepare(link, args)
+                if not roles:
+                    roles.append(prepare(link, args))
+                (role,) = roles
                 role.round, role.iterations = link.from_ps([role.round, role.iterations])
                 role.train(link)
-            if isinstance(role, Ps):
-                role.end()
+            role.end()
             return
         except fptps.NodeLostError as error:
-            if role is None or args.psip is None or role.config.on_lost_worker == "end":
-                if isinstance(role, Ps):
+            if not roles or args.psip is None or roles[0].config.on_lost_worker == "end":
+                for role in roles:
                     role.end_early(str(error))
                 raise
             lost += 1

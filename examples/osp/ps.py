@@ -24,13 +24,14 @@ class Ps:
         self.data = data
         self.model = models.build(config.model_type, data.inputs(data.test_x[:1]), config.seed)
         self.round = self.iterations = 0
+        self._evaluator: Evaluator | None = None
 
     def open_records(self, folder: Path | None, data_dir: Path | None) -> None:
         """Makes the run's folder: SetupError or OSError where that cannot be."""
         self.records = Records(self.config, self.algorithm, folder, self.model)
         self._evaluator = Evaluator(self.config, data_dir)
         total = self.config.all_iterations
-        self._bar = tqdm(total=total, desc=self.algorithm, unit="it", mininterval=0.5, disable=None)
+        self._bar = tqdm(total=total, desc=self.algorithm, unit="it", mininterval=0.5)
 
     def train(self, link: Link) -> None:
         """Follows to the end. NodeLostError leaves everything as of the last round."""
@@ -41,13 +42,13 @@ class Ps:
             local.follow()
             at = self.records.elapsed()
             self.round, self.iterations = local.round, local.iterations
+            self._evaluator.submit(self.model, Moment(local.round, local.iterations, at))
             told = link.reports()
             crc = zlib.crc32(local.w.numpy())
             for rank, report in told:
                 if report.model_crc32 != crc:
                     raise RuntimeError(f"round {local.round}: rank {rank} has another global model than the PS")
             self.records.messages(told, local.round)
-            self._evaluator.submit(self.model, Moment(local.round, local.iterations, at))
             self._write_scored(wait=False)
             self._bar.update(min(local.iterations, self.config.all_iterations) - self._bar.n)
 
@@ -62,7 +63,6 @@ class Ps:
         self._bar.close()
         scores = self._evaluator.score(self.model)
         self._write_scored(wait=True)
-        self._evaluator.close()
         self.records.end(self.model, scores, "all iterations are done")
         print(
             f"{self.algorithm}: accuracy {scores[0]:.4f} after {self.iterations} iterations; "
@@ -77,3 +77,8 @@ class Ps:
             self.records.round(moment, None)
         self.records.end(self.model, None, why)
         print(f"{self.algorithm}: ended after {self.iterations} iterations: {why}; records in {self.records.folder}")
+
+    def close(self) -> None:
+        """Ends the process that evaluates, whatever it still has to do."""
+        if self._evaluator:
+            self._evaluator.close()

@@ -68,3 +68,12 @@ class Worker:
                 algorithms.set_rates(self.algorithm, local, optimizer, self.config)
 
         local.on_send, local.on_round = sent, ended
+
+    def end(self) -> None:
+        """All iterations are done: nothing is left to do."""
+
+    def end_early(self, why: str) -> None:
+        """A node was lost: nothing of this process's is to be kept."""
+
+    def close(self) -> None:
+        """Nothing is open."""

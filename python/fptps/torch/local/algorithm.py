@@ -58,8 +58,8 @@ def decide(algorithm: Algorithm, steps: int, in_flight: bool, arrived: bool) -> 
     """The next act of a worker that has done so many steps since it sent, or since the round began.
 
     in_flight: an update of its own is under way; arrived: its sum is here. A worker sends only when the sum of its last
-    update is applied, so that all workers take part in the same rounds. At least one step lies in each update; with overlap
-    a sum is applied right before the next update is sent, so that the equations have no other case.
+    update is applied, so that all workers take part in the same rounds. At least one step lies in each update. With
+    overlap a sum is applied right before the next update is sent, so that the equations have no other case.
     """
     if not algorithm.overlap:
         if in_flight:
