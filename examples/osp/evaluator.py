@@ -23,8 +23,8 @@ from config import Config
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-MOST_PENDING = 64
-"""So many models at most wait for their evaluation: then the PS waits."""
+MOST_PENDING_BYTES = 2 << 30
+"""So many bytes of models may wait for their evaluation: then the PS waits."""
 PR_SET_PDEATHSIG = 1
 
 Scores = tuple[float, float]
@@ -52,7 +52,7 @@ class Evaluator:
         """What has been scored meanwhile. wait: all that was submitted."""
         while self._pending:
             companion, future = self._pending[0]
-            if not (wait or future.done() or len(self._pending) > MOST_PENDING):
+            if not (wait or future.done() or len(self._pending) * self._model_bytes > MOST_PENDING_BYTES):
                 return
             scores = future.result()
             self._pending.popleft()
@@ -68,6 +68,7 @@ class Evaluator:
 
     def _submit(self, model: nn.Module, companion: Any, everything: bool) -> None:
         state = {name: t.numpy().copy() for name, t in model.state_dict().items()}
+        self._model_bytes = sum(array.nbytes for array in state.values())
         self._pending.append((companion, self._pool.submit(_score, state, everything)))
 
 
