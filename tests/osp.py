@@ -25,8 +25,6 @@ CONFIG: dict[str, Any] = {
     "seed": 3,
 }
 
-ALGORITHMS = ("localSGD", "OSP", "LOSP", "DQLOSP")
-
 sys.path.insert(0, str(OSP))
 
 
