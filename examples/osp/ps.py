@@ -61,8 +61,8 @@ class Ps:
         """All iterations are done: the last evaluations."""
         self.records.stop()
         self._bar.close()
-        scores = self._evaluator.score(self.model)
         self._write_scored(wait=True)
+        scores = self._evaluator.score(self.model)
         self.records.end(self.model, scores, "all iterations are done")
         print(
             f"{self.algorithm}: accuracy {scores[0]:.4f} after {self.iterations} iterations; "
