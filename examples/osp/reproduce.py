@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import report
 from claims import claims
 from runs import Run, read
+
+import report
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "build" / "osp"
@@ -41,7 +42,7 @@ MNIST: dict[str, Any] = {
     "seed": 1,
 }
 SHORT = {"all_iterations": 128, "K": 4}
-CIFAR10 = {"dataset_type": "Cifar10", "initial_lr": 0.05, "gamma": 0.075, "all_iterations": 160, "K": 16}
+CIFAR10 = {"dataset_type": "Cifar10", "initial_lr": 0.05, "gamma": 0.075, "all_iterations": 800, "K": 16}
 
 
 @dataclass(frozen=True)
