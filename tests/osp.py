@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import struct
 import sys
 from pathlib import Path
@@ -37,10 +38,19 @@ def idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
     path.write_bytes(gzip.compress(struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape) + content))
 
 
-def fake_mnist(folder: Path) -> Path:
+def fake_mnist(folder: Path, salt: int = 0) -> Path:
     folder.mkdir()
     for part, n in (("train", 48), ("t10k", 16)):
-        pixels = bytes((sample * 37 + i) % 256 for sample in range(n) for i in range(784))
+        pixels = bytes((sample * 37 + i + salt) % 256 for sample in range(n) for i in range(784))
         idx(folder / f"{part}-images-idx3-ubyte.gz", (n, 28, 28), pixels)
         idx(folder / f"{part}-labels-idx1-ubyte.gz", (n,), bytes(i % 10 for i in range(n)))
+    return folder
+
+
+def fake_cifar10(folder: Path) -> Path:
+    folder.mkdir()
+    for number, name in enumerate(["test_batch", *(f"data_batch_{n}" for n in range(1, 6))]):
+        pixels = [[(number + sample * 41 + i) % 256 for i in range(3072)] for sample in range(16)]
+        content = {b"data": pixels, b"labels": [sample % 10 for sample in range(16)]}
+        (folder / name).write_bytes(pickle.dumps(content))
     return folder

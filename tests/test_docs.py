@@ -53,6 +53,16 @@ def test_train_of_the_readme(tmp_path, workers):
     assert [pattern.search(line).groups() for line in lines] == [(str(r), str(workers)) for r in range(workers)]
 
 
+@pytest.mark.demo
+def test_local_updates(tmp_path):
+    (train,) = snippets("docs/local.md")
+    lines = run(tmp_path, train, "-n", "3", "-s", "1")
+    pattern = re.compile(r"worker (\d): loss 0\.\d{3} after (\d+) rounds$")
+    found = [pattern.search(line).groups() for line in lines]
+    assert [rank for rank, _ in found] == ["0", "1", "2"]
+    assert len({rounds for _, rounds in found}) == 1
+
+
 def test_every_snippet_is_tested():
     assert len(snippets("docs/python.md")) == 3
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from osp import config_file, fake_mnist, idx
+from osp import OSP, config_file, fake_cifar10, fake_mnist, idx
 
 pytestmark = pytest.mark.demo
 
@@ -61,10 +66,15 @@ def test_an_epoch_has_every_sample_once() -> None:
     ("changes", "message"),
     [
         ({"K": 0}, "K is 0, but at least 1 is needed"),
+        ({"initial_lr": 0}, "initial_lr is 0, but a number above 0 is needed"),
+        ({"quant_range": -1}, "quant_range is -1, but a number above 0"),
+        ({"quant_bits": 1}, "quant_bits is 1, but 2 to 16 are possible"),
         ({"learning_rate": 1}, "unknown settings: learning_rate"),
-        ({"lr_schedule": "zigzag"}, "lr_schedule is 'zigzag', but there are: constant, linear"),
-        ({"model_type": "GPT"}, "model_type is 'GPT', but there are: CNN, DigitsCNN"),
-        ({"dataset_type": "ImageNet"}, "dataset_type is 'ImageNet', but there are: MNIST, digits"),
+        ({"lr_schedule": "zigzag"}, "lr_schedule is 'zigzag', but there are: constant, linear, cosine"),
+        ({"on_lost_worker": "panic"}, "on_lost_worker is 'panic', but there are: end, continue"),
+        ({"model_type": "GPT"}, "model_type is 'GPT', but there are: CNN, AlexNet, ResNet, ResNet18, DigitsCNN"),
+        ({"model_type": "CNN"}, "model CNN takes no inputs of 1 x 8 x 8"),
+        ({"dataset_type": "ImageNet"}, "dataset_type is 'ImageNet', but there are: MNIST, Cifar10, digits"),
         ({"dataset_type": "MNIST"}, "start with --data-dir"),
     ],
 )
@@ -72,19 +82,157 @@ def test_wrong_settings(tmp_path: Path, changes: dict[str, Any], message: str) -
     import config
     import datasets
     import models
-    import schedules
 
     def start() -> None:
         settings = config.read(config_file(tmp_path, **changes))
-        schedules.get_ps_lr(settings, 0)
-        datasets.load(settings.dataset_type, None)
-        models.build(settings.model_type)
+        data = datasets.load(settings.dataset_type, None)
+        models.build(settings.model_type, data.inputs(data.test_x[:1]), settings.seed)
 
     with pytest.raises(config.SetupError, match=message):
         start()
+
+
+def test_cifar10_files(tmp_path: Path) -> None:
+    import datasets
+    from config import SetupError
+
+    folder = fake_cifar10(tmp_path / "cifar10")
+    data = datasets.cifar10(folder)
+    assert (data.train_x.shape, data.test_x.shape) == ((80, 3, 32, 32), (16, 3, 32, 32))
+    assert data.train_x[17, 2, 1, 3] == (2 + 41 + 2 * 1024 + 32 + 3) % 256
+    assert data.train_y.tolist() == 5 * [i % 10 for i in range(16)]
+    (folder / "data_batch_3").unlink()
+    with pytest.raises(SetupError, match="data_batch_3 is not there"):
+        datasets.load("Cifar10", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "parameters"),
+    [
+        ("CNN", 1, 28, 1_199_882),
+        ("AlexNet", 3, 32, 2_472_266),
+        ("ResNet", 3, 32, 175_258),
+        ("ResNet18", 3, 32, 11_181_642),
+    ],
+)
+def test_models(name: str, channels: int, size: int, parameters: int) -> None:
+    import models
+    import torch
+
+    model = models.build(name, torch.zeros(1, channels, size, size), seed=1)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert model(torch.zeros(3, channels, size, size)).shape == (3, 10)
+    again = models.build(name, torch.zeros(1, channels, size, size), seed=1)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
+
+
+def test_schedules(tmp_path: Path) -> None:
+    import config
+    import schedules
+
+    for name, shares in {"constant": [1, 1, 1], "linear": [1, 0.75, 0], "cosine": [1, 0.853553, 0]}.items():
+        settings = config.read(config_file(tmp_path, lr_schedule=name, gamma_schedule=name, all_iterations=80))
+        rates = [schedules.get_ps_lr(settings, done) for done in (0, 20, 80)]
+        gammas = [schedules.get_worker_gamma(settings, done) for done in (0, 20, 80)]
+        assert rates == pytest.approx([settings.initial_lr * share for share in shares])
+        assert gammas == pytest.approx([settings.gamma * share for share in shares])
 
 
 def test_runs_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
     import records
 
     assert len({records.new_folder(tmp_path, "localSGD") for _ in range(3)}) == 3
+
+
+def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
+    import records
+    from config import SetupError
+
+    with pytest.raises(SetupError, match="is there already"):
+        records.this_folder(tmp_path)
+
+
+def test_a_full_disk_is_told_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import config
+    import records
+    import torch
+
+    usage = type("Usage", (), {"free": 1 << 20})
+    monkeypatch.setattr(records.shutil, "disk_usage", lambda folder: usage)
+    settings = config.read(config_file(tmp_path))
+    with pytest.raises(config.SetupError, match="1 MB are free on its disk, but 16 MB are needed"):
+        records.Records(settings, "OSP", None, torch.nn.Linear(1, 1))
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
+    import records
+
+    lines = records.Lines(tmp_path / "lines")
+    lines.append({"round": 1})
+    size = (tmp_path / "lines").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="disk is full"):
+            lines.append({"round": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "lines").read_text() == '{"round": 1}\n'
+    lines.append({"round": 3})
+    lines.close()
+    assert (tmp_path / "lines").read_text() == '{"round": 1}\n{"round": 3}\n'
+
+
+def test_a_report_of_runs(tmp_path: Path) -> None:
+    for name, accuracies in {"one": [0.5, 0.98], "other": [0.4, None]}.items():
+        fake_run(tmp_path / name, accuracies)
+    command = [sys.executable, OSP / "report.py", tmp_path / "one", tmp_path / "other", "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    header, _, one, other = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
+    assert dict(zip(header, one)) == {
+        "run": "one",
+        "workers": "2",
+        "iterations": "20",
+        "rounds": "2",
+        "accuracy": "98.00 %",
+        "to 97 %": "20 in 2.0 s",
+        "s in all": "3.5",
+        "iterations / s": "5.7",
+        "s under way / round": "0.500",
+        "s waited / round": "0.1250",
+        "MB to PS": "8.0",
+        "MB from PS": "8.0",
+        "MB / message": "2.000",
+    }
+    assert dict(zip(header, other))["to 97 %"] == "- in - s"
+    assert (tmp_path / "out" / "table.md").read_text() == done.stdout
+    for picture in ("curves.png", "communication.png"):
+        assert (tmp_path / "out" / picture).read_bytes()[:4] == b"\x89PNG"
+
+
+def fake_run(folder: Path, accuracies: list[float | None]) -> None:
+    folder.mkdir()
+    rounds, messages = [], []
+    for number, accuracy in enumerate(accuracies, start=1):
+        moment = {"round": number, "iterations": 10 * number, "elapsed_s": float(number)}
+        rounds.append({**moment, "test_accuracy": accuracy, "test_loss": accuracy and 1 - accuracy})
+        for rank in (1, 2):
+            times = {"communication_s": 0.5, "waited_s": 0.25 * (rank - 1)}
+            messages.append({"round": number, "rank": rank, "iterations": 5, "bytes_sent": 2_000_000, **times})
+    summary = {"iterations": 20, "rounds": 2, "test_accuracy": accuracies[-1], "training_s": 3.5}
+    summary |= {"bytes_workers_to_ps": 8_000_000, "bytes_ps_to_workers": 8_000_000}
+    (folder / "config.json").write_text("{}")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for name, lines in (("rounds", rounds), ("messages", messages)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, OSP / "report.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "is not the folder of a run that has ended" in done.stderr
+    assert "Traceback" not in done.stderr

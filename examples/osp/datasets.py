@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import math
+import pickle
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 import numpy as np
 import torch
@@ -16,7 +19,7 @@ from sklearn.datasets import load_digits
 
 @dataclass(frozen=True)
 class Dataset:
-    """Pictures (n, 1, height, width) as uint8, 0 to `white`; labels (n,) int64."""
+    """Pictures (n, channels, height, width) as uint8, 0 to `white`; labels (n,) int64."""
 
     train_x: torch.Tensor
     train_y: torch.Tensor
@@ -27,15 +30,25 @@ class Dataset:
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         return x.float() / self.white
 
+    def fingerprint(self) -> str:
+        """The same for the same data alone."""
+        parts = (self.train_x, self.train_y, self.test_x, self.test_y)
+        sums = [f"{zlib.crc32(part.numpy()):08x}" for part in parts]
+        return f"{len(self.train_y)} and {len(self.test_y)} samples of crc32 {' '.join(sums)}"
+
 
 def load(dataset_type: str, data_dir: Path | None) -> Dataset:
     if dataset_type == "digits":
         return digits()
-    if dataset_type != "MNIST":
-        raise SetupError(f"dataset_type is {dataset_type!r}, but there are: MNIST, digits")
+    if dataset_type not in FOLDERS:
+        raise SetupError(f"dataset_type is {dataset_type!r}, but there are: {', '.join(FOLDERS)}, digits")
+    what, read = FOLDERS[dataset_type]
     if data_dir is None:
-        raise SetupError("the PS trains on MNIST: start with --data-dir, the folder of the four *-ubyte.gz files")
-    return mnist(data_dir)
+        raise SetupError(f"the PS trains on {dataset_type}: start with --data-dir, the folder of {what}")
+    try:
+        return read(data_dir)
+    except FileNotFoundError as error:
+        raise SetupError(f"{error.filename} is not there: --data-dir is the folder of {what}") from error
 
 
 def digits(test_size: int = 360) -> Dataset:
@@ -61,6 +74,22 @@ def mnist_part(folder: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+def cifar10(folder: Path) -> Dataset:
+    train = [cifar10_part(folder / f"data_batch_{number}") for number in range(1, 6)]
+    test_x, test_y = cifar10_part(folder / "test_batch")
+    return Dataset(torch.cat([x for x, _ in train]), torch.cat([y for _, y in train]), test_x, test_y, white=255)
+
+
+def cifar10_part(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """A file of CIFAR-10's version for Python. It is a pickle: take it from where you trust it."""
+    with path.open("rb") as file:
+        content = pickle.load(file, encoding="bytes")
+    if not isinstance(content, dict) or not {b"data", b"labels"} <= content.keys():
+        raise SetupError(f"{path} is not a file of CIFAR-10's version for Python")
+    x = torch.from_numpy(np.array(content[b"data"], np.uint8))
+    return x.reshape(-1, 3, 32, 32), torch.tensor(content[b"labels"])
+
+
 def read_idx(path: Path, dimensions: int) -> torch.Tensor:
     """An IDX file of bytes: 0, 0, type 8, number of dimensions, each size (big-endian, 32 bits), the data."""
     with gzip.open(path) as file:
@@ -72,6 +101,13 @@ def read_idx(path: Path, dimensions: int) -> torch.Tensor:
     if len(content) - start != math.prod(shape):
         raise SetupError(f"{path} says {math.prod(shape)} bytes of data but has {len(content) - start}")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy())
+
+
+FOLDERS: dict[str, tuple[str, Callable[[Path], Dataset]]] = {
+    "MNIST": ("the four *-ubyte.gz files", mnist),
+    "Cifar10": ("cifar-10-batches-py's files data_batch_1 to 5 and test_batch", cifar10),
+}
+"""The data sets that are read from a folder, and what it holds."""
 
 
 def shard(samples: int, worker: int, workers: int, seed: int) -> torch.Tensor:

@@ -1,109 +1,92 @@
-"""The cluster as the experiment sees it: one PS (rank 0) and P workers that send it a message each round.
+"""What PS and workers tell each other beside the algorithm's own messages: who is there, settings, reports.
 
-No node collects the messages: fptps sums them on their way, wherever its aggregators are, and the sum reaches
-the PS and every worker at the same time. The PS takes part with nothing of its own (kv.skip).
-
-A round has no timeout: K steps take as long as they take, and a node that dies is an error by itself.
+A process's place is its number in the fptps cluster, 0 for the PS; its rank is that of the command line. They are
+the same until a worker is lost.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from config import SetupError
 
 import fptps
+from fptps.torch.local.exchange import KEYS, agree
 
-ROLL_CALL, SETTINGS, MESSAGE, REPORT = range(4)  # keys
-SETTINGS_BYTES = 4096
+PRESENT, FACTS, REPORT = range(3)  # keys
+TRAINING = 3  # the first of the algorithm's
+WORDS = TRAINING + KEYS  # the first of those by which the PS tells something, a new one each time
+WORD_BYTES = 4096
 
 
 class Report(NamedTuple):
-    """What a worker tells about its round, beside the message."""
+    """What a worker tells when a round has ended: of its message, and of the model that came of it."""
 
     iterations: int
     train_loss: float
-    communication_s: float = 0.0  # from the message's start to the sum's arrival, by the worker's own clock
-    bytes_sent: int = 0
+    communication_s: float  # from the message's start to the sum's arrival, by the worker's own clock
+    waited_s: float  # of these, in which it did nothing else
+    bytes_sent: int
+    model_crc32: int  # of its global model
 
 
 class Link:
     def __init__(self, kv: fptps.KVWorker, rank: int) -> None:
         self.kv = kv
         self.rank = rank
-        self.workers = kv.num_workers - 1
-        if self.workers < 1:
+        if kv.num_workers < 2:
             raise SetupError("one process is too few: rank 0 is the PS, the others train")
-        self._call_the_roll()
-        self._table = torch.zeros(self.workers, len(Report._fields), dtype=torch.float64)
+        self.ranks = self._call_the_roll()
+        self._table = torch.zeros(kv.num_workers, len(Report._fields), dtype=torch.float64)
+        self._sum = torch.zeros_like(self._table)
+        self._ticket: Any = None
         kv.init(REPORT, self._table)
+        self._words = WORDS
 
-    def _call_the_roll(self) -> None:
-        present = torch.zeros(self.workers + 1, dtype=torch.int64)
-        self.kv.init(ROLL_CALL, present)
-        present[self.rank] = 1
-        self.kv.push_pull(ROLL_CALL, present, out=present).wait()
-        if not bool((present == 1).all()):
-            raise SetupError(
-                f"each rank must be started once, but ranks 0, 1, ... were started {present.tolist()} times"
-            )
+    def _call_the_roll(self) -> list[int]:
+        """The rank at each place."""
+        present = torch.zeros(self.kv.num_workers, dtype=torch.int64)
+        self.kv.init(PRESENT, present)
+        present[self.kv.rank] = self.rank
+        self.kv.push_pull(PRESENT, present, out=present).wait()
+        ranks: list[int] = present.tolist()
+        if len(set(ranks)) < len(ranks) or ranks[0] != 0:
+            raise SetupError(f"each rank must be started once, but those that were started are {sorted(ranks)}")
+        return ranks
 
-    def settings_from_ps(self, text: str | None) -> str:
-        """The PS gives its text; everyone gets it."""
-        data = torch.zeros(SETTINGS_BYTES, dtype=torch.uint8)
-        if text is not None:
-            raw = text.encode()
-            if len(raw) > SETTINGS_BYTES:
-                raise SetupError(f"the settings are {len(raw)} bytes, but at most {SETTINGS_BYTES} can be sent")
-            data[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
-        self._from_ps(SETTINGS, data)
-        return bytes(data.tolist()).rstrip(b"\0").decode()
-
-    def model_from_ps(self, vector: torch.Tensor) -> None:
-        """Overwrites `vector` with the PS's; messages have its size from now on."""
-        self._from_ps(MESSAGE, vector)
-
-    def _from_ps(self, key: int, values: torch.Tensor) -> None:
-        # Not by init alone, which gives the values of fptps's own rank 0: --rank may number otherwise.
-        self.kv.init(key, values)
+    def from_ps(self, content: Any) -> Any:
+        """The PS gives something that JSON can carry; everyone gets it."""
+        data = torch.zeros(WORD_BYTES, dtype=torch.uint8)
         if self.rank == 0:
-            self.kv.push(key, values).wait()
-        else:
-            self.kv.skip(key).wait()
-        self.kv.pull(key, out=values).wait()
+            raw = json.dumps(content).encode()
+            if len(raw) > WORD_BYTES:
+                raise SetupError(f"the settings are {len(raw)} bytes, but at most {WORD_BYTES} can be sent")
+            data[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+        self.kv.init(self._words, data)
+        self.kv.pull(self._words, out=data).wait()
+        self._words += 1
+        return json.loads(bytes(data.tolist()).rstrip(b"\0"))
 
-    def exchange(self, message: torch.Tensor, report: Report) -> tuple[torch.Tensor, torch.Tensor]:
-        """A worker's round: the sum of all messages, written over `message`, and the table of reports."""
-        start = time.perf_counter()
-        self.kv.push_pull(MESSAGE, message, out=message).wait(math.inf)
-        self._table.zero_()
-        self._table[self.rank - 1] = torch.tensor(
-            report._replace(
-                communication_s=time.perf_counter() - start,
-                bytes_sent=message.nbytes + self._table.nbytes,
-            ),
-            dtype=torch.float64,
-        )
-        # A sum in which every worker filled its own row and left the others zero is a table.
-        self.kv.push_pull(REPORT, self._table, out=self._table).wait(math.inf)
-        return message, self._table
+    def agree(self, algorithm: str, settings: str, data: str) -> None:
+        """MismatchError, at all, names who was started with something else than the PS."""
+        facts = {"algorithm": algorithm, "settings": settings, "data": data}
+        self.kv.init(FACTS, torch.zeros(self.kv.num_workers, len(facts), dtype=torch.int64))
+        agree(self.kv, FACTS, facts)
 
-    def open_round(self) -> None:
-        """The PS's part in the next round. Until it has done this, the workers' sums are not complete."""
-        self._round = [self.kv.skip(MESSAGE), self.kv.skip(REPORT)]
+    def report(self, report: Report) -> None:
+        """A worker's part in a round's reports."""
+        if self._ticket is not None:
+            self._ticket.wait(math.inf)
+        self._table[self.kv.rank] = torch.tensor(report, dtype=torch.float64)
+        # A sum in which every worker fills its own row and leaves the others zero is a table.
+        self._ticket = self.kv.push_pull(REPORT, self._table, out=self._sum)
 
-    def collect(self, total: torch.Tensor) -> torch.Tensor:
-        """The open round as the PS gets it: the sum of all messages in `total`; returns the table of reports."""
-        for ticket in self._round:
-            ticket.wait(math.inf)
-        self.kv.pull(MESSAGE, out=total).wait()
-        self.kv.pull(REPORT, out=self._table).wait()
-        return self._table
-
-
-def reports(table: torch.Tensor) -> list[Report]:
-    """The rows of the table, by worker."""
-    return [Report(int(row[0]), row[1], row[2], int(row[3])) for row in table.tolist()]
+    def reports(self) -> list[tuple[int, Report]]:
+        """The PS's part: the rank and the report of each worker."""
+        self.kv.skip(REPORT).wait(math.inf)
+        self.kv.pull(REPORT, out=self._sum).wait()
+        rows = [Report(int(n), loss, c, w, int(b), int(crc)) for n, loss, c, w, b, crc in self._sum[1:].tolist()]
+        return sorted(zip(self.ranks[1:], rows))

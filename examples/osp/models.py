@@ -1,4 +1,4 @@
-"""The models, and a model seen as one vector."""
+"""The models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Callable
 import torch
 from config import SetupError
 from torch import nn
+from torch.nn.functional import relu
 
 
 def cnn() -> nn.Module:
@@ -40,35 +41,85 @@ def digits_cnn() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"CNN": cnn, "DigitsCNN": digits_cnn}
+def alexnet() -> nn.Module:
+    """AlexNet for pictures of 32 x 32, (n, 3, 32, 32)."""
+
+    def convolution(channels: int, out: int, size: int, stride: int, padding: int, pool: bool) -> list[nn.Module]:
+        layers: list[nn.Module] = [nn.Conv2d(channels, out, size, stride, padding), nn.Dropout(0.3), nn.ReLU()]
+        return [*layers, nn.MaxPool2d(2)] if pool else layers
+
+    return nn.Sequential(
+        *convolution(3, 64, 11, 4, 5, pool=True),
+        *convolution(64, 192, 5, 1, 2, pool=True),
+        *convolution(192, 384, 3, 1, 1, pool=False),
+        *convolution(384, 256, 3, 1, 1, pool=False),
+        *convolution(256, 256, 3, 1, 1, pool=True),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
 
 
-class FlatModel:
-    """A network whose weights and buffers are views of one vector, the weights first.
+class Block(nn.Module):
+    """Two 3 x 3 convolutions and a way past them (He et al., CVPR 2016, figure 2)."""
 
-    What is written to `vector` is at once in the network, and the other way round. Buffers are the running
-    statistics of batch normalisation: without them a PS would evaluate with the initial ones.
-    """
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.past: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.past = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
-        self.params = list(net.parameters())
-        tensors = [*self.params, *(b for b in net.buffers() if b.is_floating_point())]
-        self.weights = sum(p.numel() for p in self.params)
-        self.vector = torch.cat([t.detach().flatten() for t in tensors])
-        for t, part in zip(tensors, self.vector.split([t.numel() for t in tensors])):
-            t.data = part.view_as(t)
-
-    @property
-    def buffers(self) -> torch.Tensor:
-        return self.vector[self.weights :]
-
-    def gradient(self, loss: torch.Tensor) -> torch.Tensor:
-        """A new vector of `weights` numbers: no .grad that a later step would overwrite."""
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.params)])
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return relu(self.body(x) + self.past(x))
 
 
-def build(model_type: str) -> FlatModel:
+def stages(channels: int, *outs: int) -> list[nn.Module]:
+    """Stages of two blocks; all but the first halve the picture."""
+    layers: list[nn.Module] = []
+    for number, out in enumerate(outs):
+        layers += [Block(channels, out, stride=1 if number == 0 else 2), Block(out, out, stride=1)]
+        channels = out
+    return layers
+
+
+def resnet() -> nn.Module:
+    """The small ResNet of three stages for pictures of 32 x 32, (n, 3, 32, 32)."""
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*stem, *stages(16, 16, 32, 64), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, 10))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 as in He et al., CVPR 2016, table 1, with 10 classes; (n, 3, height, width)."""
+    stem = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]
+    return nn.Sequential(*stem, *stages(64, 64, 128, 256, 512), *head)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "CNN": cnn,
+    "AlexNet": alexnet,
+    "ResNet": resnet,
+    "ResNet18": resnet18,
+    "DigitsCNN": digits_cnn,
+}
+
+
+def build(model_type: str, example: torch.Tensor, seed: int) -> nn.Module:
+    """A model with weights drawn by the seed. SetupError where it is unknown, or takes no inputs like the example."""
     if model_type not in MODELS:
         raise SetupError(f"model_type is {model_type!r}, but there are: {', '.join(MODELS)}")
-    return FlatModel(MODELS[model_type]())
+    torch.manual_seed(seed)
+    model = MODELS[model_type]()
+    try:
+        with torch.no_grad():
+            model.eval()(example)
+    except RuntimeError as error:
+        shape = " x ".join(map(str, example.shape[1:]))
+        raise SetupError(f"model {model_type} takes no inputs of {shape}, as the data has: {error}") from error
+    return model

@@ -1,53 +1,84 @@
-"""The role of rank 0: evaluates the global model after every round and writes the records."""
+"""The role of rank 0: follows the global model, has each round's evaluated, and writes the records."""
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
+
+import algorithms
 import datasets
 import models
-import torch
 from config import Config
-from globalmodel import GlobalModel
-from link import Link, reports
-from records import Records
-from torch.nn.functional import cross_entropy
+from evaluator import Evaluator
+from link import TRAINING, Link
+from records import Moment, Records
 from tqdm import tqdm
 
 
-def initial_model(config: Config) -> models.FlatModel:
-    torch.manual_seed(config.seed)
-    return models.build(config.model_type)
+class Ps:
+    """Follows one cluster after another, should one be lost: the global model and the records go on."""
 
+    def __init__(self, algorithm: str, config: Config, data: datasets.Dataset) -> None:
+        self.algorithm = algorithm
+        self.config = config
+        self.data = data
+        self.model = models.build(config.model_type, data.inputs(data.test_x[:1]), config.seed)
+        self.round = self.iterations = 0
+        self._evaluator: Evaluator | None = None
 
-def serve(link: Link, config: Config, algorithm: str, data: datasets.Dataset) -> None:
-    model = initial_model(config)
-    link.model_from_ps(model.vector)
-    world = GlobalModel(model.vector, model.weights, link.workers, config)
-    total = torch.empty_like(model.vector)
-    model.net.eval()
-    bar = tqdm(total=config.all_iterations, desc=algorithm, unit="it", mininterval=0.5)
-    with Records(config, algorithm) as records, bar:
-        link.open_round()
-        while not world.finished:
-            table = link.collect(total)
-            told = reports(table)
-            done = sum(report.iterations for report in told)
-            world.apply(total, done)
-            if not world.finished:
-                link.open_round()  # before evaluating: the workers go on meanwhile
-            accuracy, loss = evaluate(model, data)
-            records.round(told, world.iterations, accuracy, loss, answer_bytes=total.nbytes + table.nbytes)
-            bar.set_postfix(accuracy=f"{accuracy:.4f}", refresh=False)
-            bar.update(min(done, config.all_iterations - bar.n))
-        records.end(model)
-    print(f"{algorithm}: accuracy {accuracy:.4f} after {world.iterations} iterations; records in {records.folder}")
+    def open_records(self, folder: Path | None, data_dir: Path | None) -> None:
+        """Makes the run's folder: SetupError or OSError where that cannot be."""
+        self.records = Records(self.config, self.algorithm, folder, self.model)
+        self._evaluator = Evaluator(self.config, data_dir)
+        total = self.config.all_iterations
+        self._bar = tqdm(total=total, desc=self.algorithm, unit="it", mininterval=0.5)
 
+    def train(self, link: Link) -> None:
+        """Follows to the end. NodeLostError leaves everything as of the last round."""
+        local = algorithms.make(self.algorithm, link.kv, self.model, None, self.config, TRAINING)
+        local.round, local.iterations = self.round, self.iterations
+        self.records.start()
+        while not local.finished:
+            local.follow()
+            at = self.records.elapsed()
+            self.round, self.iterations = local.round, local.iterations
+            self._evaluator.submit(self.model, Moment(local.round, local.iterations, at))
+            told = link.reports()
+            crc = zlib.crc32(local.w.numpy())
+            for rank, report in told:
+                if report.model_crc32 != crc:
+                    raise RuntimeError(f"round {local.round}: rank {rank} has another global model than the PS")
+            self.records.messages(told, local.round)
+            self._write_scored(wait=False)
+            self._bar.update(min(local.iterations, self.config.all_iterations) - self._bar.n)
 
-@torch.no_grad()
-def evaluate(model: models.FlatModel, data: datasets.Dataset, size: int = 500) -> tuple[float, float]:
-    """Accuracy and mean loss on the test set."""
-    right, loss = 0, 0.0
-    for x, y in zip(data.test_x.split(size), data.test_y.split(size)):
-        scores = model.net(data.inputs(x))
-        right += int((scores.argmax(1) == y).sum())
-        loss += cross_entropy(scores, y, reduction="sum").item()
-    return right / len(data.test_y), loss / len(data.test_y)
+    def _write_scored(self, wait: bool) -> None:
+        for moment, scores in self._evaluator.scored(wait):
+            self.records.round(moment, scores)
+            self._bar.set_postfix(accuracy=f"{scores[0]:.4f}", refresh=False)
+
+    def end(self) -> None:
+        """All iterations are done: the last evaluations."""
+        self.records.stop()
+        self._bar.close()
+        self._write_scored(wait=True)
+        scores = self._evaluator.score(self.model)
+        self.records.end(self.model, scores, "all iterations are done")
+        print(
+            f"{self.algorithm}: accuracy {scores[0]:.4f} after {self.iterations} iterations; "
+            f"records in {self.records.folder}"
+        )
+
+    def end_early(self, why: str) -> None:
+        """The files are whole: what has not been evaluated yet has no scores."""
+        self.records.stop()
+        self._bar.close()
+        for moment in self._evaluator.give_up():
+            self.records.round(moment, None)
+        self.records.end(self.model, None, why)
+        print(f"{self.algorithm}: ended after {self.iterations} iterations: {why}; records in {self.records.folder}")
+
+    def close(self) -> None:
+        """Ends the process that evaluates, whatever it still has to do."""
+        if self._evaluator:
+            self._evaluator.close()

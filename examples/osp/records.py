@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import shutil
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import config as settings
-import models
 import torch
+from config import SetupError
+from evaluator import Scores
 from link import Report
+from torch import nn
+
+import fptps
+
+SPARE_BYTES = 16 << 20
+
+
+class Moment(NamedTuple):
+    """The end of a round."""
+
+    round: int
+    iterations: int
+    elapsed_s: float
+
+
+class Lines:
+    """A file of JSON lines, each of which is there whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)  # so that a line begins where the last whole one ended
+
+    def append(self, line: dict[str, Any]) -> None:
+        raw, before = json.dumps(line).encode() + b"\n", self._file.tell()
+        try:
+            if self._file.write(raw) != len(raw):
+                raise OSError(f"{self._file.name}: the disk is full")
+        except OSError:
+            self._file.truncate(before)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Records:
@@ -18,58 +55,98 @@ class Records:
     Lines are written as they come: an interrupted run keeps what it has, and has no summary.json.
     """
 
-    def __init__(self, config: settings.Config, algorithm: str) -> None:
+    def __init__(self, config: settings.Config, algorithm: str, folder: Path | None, model: nn.Module) -> None:
         self.config = config
         self.algorithm = algorithm
-        self.folder = new_folder(Path(config.output_dir), algorithm)
-        (self.folder / "config.json").write_text(settings.to_json(config) + "\n")
-        self._messages = (self.folder / "messages.jsonl").open("w", buffering=1)
-        self._rounds = (self.folder / "rounds.jsonl").open("w", buffering=1)
-        self._start = time.perf_counter()
-        self._last: dict[str, float] = {}
-        self._communication_s = 0.0
-        self._to_ps = self._to_workers = 0
+        self.folder = new_folder(Path(config.output_dir), algorithm) if folder is None else this_folder(folder)
+        needed = SPARE_BYTES + 2 * sum(t.nbytes for t in model.state_dict().values())
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise SetupError(f"{self.folder}: {free >> 20} MB are free on its disk, but {needed >> 20} MB are needed")
+        write(self.folder / "config.json", settings.to_json(config))
+        self._messages, self._rounds = Lines(self.folder / "messages.jsonl"), Lines(self.folder / "rounds.jsonl")
+        self._start: float | None = None
+        self._totals = {"communication_s": 0.0, "waited_s": 0.0, "bytes_workers_to_ps": 0, "bytes_ps_to_workers": 0}
+        self._last = Moment(0, 0, 0.0)
 
-    def __enter__(self) -> Records:
-        return self
+    def start(self) -> None:
+        """The training begins, or goes on: the clock runs from the first time."""
+        if self._start is None:
+            self._start = time.perf_counter()
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """The training has ended."""
+        self._training_s = self.elapsed()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return 0.0 if self._start is None else time.perf_counter() - self._start
+
+    def messages(self, told: list[tuple[int, Report]], number: int) -> None:
+        """Every worker's report of a round."""
+        for rank, report in told:
+            self._messages.append({"round": number, "rank": rank, **report._asdict()})
+            # The workers wait at the same time: their mean is a share of the elapsed time, their sum is not.
+            self._totals["communication_s"] += report.communication_s / len(told)
+            self._totals["waited_s"] += report.waited_s / len(told)
+            self._totals["bytes_workers_to_ps"] += report.bytes_sent
+            self._totals["bytes_ps_to_workers"] += report.bytes_sent  # a sum has the size of a message
+
+    def round(self, moment: Moment, scores: Scores | None) -> None:
+        """A round: the evaluation of the model that it led to, None where there is none."""
+        self._last = moment
+        accuracy, loss = scores or (None, None)
+        progress = moment.iterations / self.config.all_iterations
+        evaluation = {"test_accuracy": accuracy, "test_loss": loss, "elapsed_s": moment.elapsed_s}
+        self._rounds.append(
+            {"round": moment.round, "iterations": moment.iterations, "progress": progress, **evaluation}
+        )
+
+    def end(self, model: nn.Module, scores: Scores | None, how: str) -> None:
+        """The last of the files: the weights, and the summary with the evaluation on the whole test set."""
         self._messages.close()
         self._rounds.close()
-
-    def round(self, reports: list[Report], iterations: int, accuracy: float, loss: float, answer_bytes: int) -> None:
-        """One round: every worker's report, and the evaluation of the model that it led to."""
-        number = int(self._last.get("round", 0)) + 1
-        for rank, report in enumerate(reports, start=1):
-            self._messages.write(json.dumps({"round": number, "rank": rank, **report._asdict()}) + "\n")
-        self._last = {
-            "round": number,
-            "iterations": iterations,
-            "progress": iterations / self.config.all_iterations,
-            "test_accuracy": accuracy,
-            "test_loss": loss,
-            "elapsed_s": time.perf_counter() - self._start,
-        }
-        self._rounds.write(json.dumps(self._last) + "\n")
-        # The workers wait at the same time: their mean is a share of the elapsed time, their sum is not.
-        self._communication_s += sum(report.communication_s for report in reports) / len(reports)
-        self._to_ps += sum(report.bytes_sent for report in reports)
-        self._to_workers += answer_bytes * len(reports)
-
-    def end(self, model: models.FlatModel) -> None:
-        torch.save(model.net.state_dict(), self.folder / "weights.pt")
+        part = self.folder / "weights.part"
+        torch.save(model.state_dict(), part)
+        part.replace(self.folder / "weights.pt")
+        accuracy, loss = scores or (None, None)
         summary = {
             "algorithm": self.algorithm,
-            "rounds": self._last["round"],
-            "iterations": self._last["iterations"],
-            "test_accuracy": self._last["test_accuracy"],
-            "test_loss": self._last["test_loss"],
-            "training_s": time.perf_counter() - self._start,
-            "communication_s": self._communication_s,
-            "bytes_workers_to_ps": self._to_ps,
-            "bytes_ps_to_workers": self._to_workers,
+            "ended": how,
+            "rounds": self._last.round,
+            "iterations": self._last.iterations,
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "training_s": self._training_s,
+            **self._totals,
+            "versions": versions(),
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=4) + "\n")
+        write(self.folder / "summary.json", json.dumps(summary, indent=4))
+
+
+def versions() -> dict[str, str]:
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "fptps": fptps.__version__,
+        "machine": machine,
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """The whole file or none."""
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n")
+    part.replace(path)
+
+
+def this_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise SetupError(f"{folder} is there already: give --run-dir a folder that is not, or remove it") from None
+    return folder
 
 
 def new_folder(parent: Path, algorithm: str) -> Path:

@@ -1,23 +1,28 @@
 """Rates as functions of the iterations done and all iterations (of all workers together).
 
-The PS and the workers count the same iterations and so compute the same rate, without asking each other.
+Every process counts the same iterations and so computes the same rate, without asking.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Callable
 
-from config import Config, SetupError
+from config import Config
 
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": lambda done, everything: 1.0,
     "linear": lambda done, everything: 1.0 - done / everything,
+    "cosine": lambda done, everything: (1.0 + math.cos(math.pi * done / everything)) / 2,
 }
 """The share of the initial rate that holds when `done` of `everything` iterations are done."""
 
 
 def get_ps_lr(config: Config, done: int) -> float:
-    """eta of the round that starts after `done` iterations."""
-    if config.lr_schedule not in SCHEDULES:
-        raise SetupError(f"lr_schedule is {config.lr_schedule!r}, but there are: {', '.join(SCHEDULES)}")
+    """eta of the steps that begin from the global model of `done` iterations."""
     return config.initial_lr * SCHEDULES[config.lr_schedule](done, config.all_iterations)
+
+
+def get_worker_gamma(config: Config, done: int) -> float:
+    """gamma when the global model has `done` iterations."""
+    return config.gamma * SCHEDULES[config.gamma_schedule](done, config.all_iterations)

@@ -35,8 +35,11 @@ type Pool struct {
 	classes [len(classBytes)]class
 }
 
-// The sizes of buffers: thousands of tiny tensors must not take a packet each.
-var classBytes = [...]int{256, 4 << 10, wire.PacketBytes, 2 * wire.PacketBytes}
+// The sizes of buffers: thousands of tiny tensors must not take a packet each, and the float32 accumulator of a packet
+// of 2-bit codes takes almost 16.
+var classBytes = [...]int{
+	256, 4 << 10, wire.PacketBytes, 2 * wire.PacketBytes, 4 * wire.PacketBytes, 8 * wire.PacketBytes, 16 * wire.PacketBytes,
+}
 
 // keepBytes is what each class keeps for later; more goes back to the runtime.
 const keepBytes = 16 << 20
@@ -59,7 +62,7 @@ func NewPool() *Pool {
 	return p
 }
 
-// Get lends a buffer of n bytes, at most two packets, held once, contents undefined.
+// Get lends a buffer of n bytes, at most 16 packets, held once, contents undefined.
 func (p *Pool) Get(n int) *Buffer {
 	i := 0
 	for p.classes[i].size < n {

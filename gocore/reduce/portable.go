@@ -8,7 +8,7 @@ import (
 )
 
 // portable is the table in plain Go. Signed integers share the unsigned ones' sums, complex numbers are pairs of floats.
-var portable = table{
+var portable = withQuantised(table{
 	wire.Bool:        {add: or},
 	wire.Int8:        {add: add[uint8]},
 	wire.Int16:       {add: add[uint16]},
@@ -25,7 +25,7 @@ var portable = table{
 	wire.Complex64:   {add: add[float32], divide: divide[float32]},
 	wire.Complex128:  {add: add[float64], divide: divide[float64]},
 	wire.Timedelta64: {add: addTimedelta},
-}
+})
 
 type float interface{ float32 | float64 }
 

@@ -1,12 +1,16 @@
 // Package reduce does the arithmetic on tensors' bytes: sums, division, and the way to float32 and back for the 16-bit
-// floats, which are summed in float32 so that a sum of many workers is rounded once and does not overflow on its way.
+// floats and quantised tensors, which are summed in float32 so that a sum of many workers is rounded once and does not
+// overflow on its way.
 //
 // All slices of a call hold the same number of whole elements, in the machine's byte order, and may lie at any address.
 // Nothing here allocates, and no value of an element (NaN, Inf, an x87 encoding that no arithmetic makes) makes a call fail.
 // A call for a type that has no such operation is a mistake of the caller and panics: ask Supported, Wide and CanDivide.
 package reduce
 
-import "fptps/gocore/wire"
+import (
+	"fptps/gocore/codec"
+	"fptps/gocore/wire"
+)
 
 // kernels are the operations on one element type; nil where the type has no such operation.
 type kernels struct {
@@ -35,6 +39,9 @@ func CanDivide(d wire.DType) bool { return active[d].divide != nil }
 
 // AccBytes is the size of the accumulator for raw bytes of type d.
 func AccBytes(d wire.DType, raw int) int {
+	if bits := d.Bits(); bits > 0 {
+		return raw / wire.BlockBytes * codec.AccFloats(bits) * wire.Float32.Size()
+	}
 	if Wide(d) {
 		return raw / d.Size() * wire.Float32.Size()
 	}
@@ -52,7 +59,7 @@ func Widen(d wire.DType, acc, src []byte) { active[d].widen(acc, src) }
 func AddWide(d wire.DType, acc, src []byte) { active[d].addWide(acc, src) }
 
 // Narrow sets dst to the accumulator's values, for Wide types: rounded to nearest even, to Inf where they are too large; a NaN
-// stays NaN and becomes quiet. dst may be the front of acc's own memory.
+// stays NaN and becomes quiet; codes are rounded at random, without bias. dst may be the front of acc's own memory.
 func Narrow(d wire.DType, dst, acc []byte) { active[d].narrow(dst, acc) }
 
 // Divide divides an accumulator of type d (of float32 where d is Wide) by n, correctly rounded; complex numbers part by part.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"fptps/gocore/codec"
 	"fptps/gocore/wire"
 )
 
@@ -103,7 +104,13 @@ func TestWhatEachTypeHas(t *testing.T) {
 				t.Errorf("AccBytes of 64 elements of %v is %d, want %d", d, got, want)
 			}
 		}
-		for _, d := range []wire.DType{0, wire.Timedelta64 + 1, 255} {
+		for bits := wire.MinBits; bits <= wire.MaxBits; bits++ {
+			d := wire.Quant(bits)
+			if !Supported(d) || !Wide(d) || !CanDivide(d) || AccBytes(d, 3*d.Size()) != 12*codec.AccFloats(bits) {
+				t.Errorf("%v is not summed in float32", d)
+			}
+		}
+		for _, d := range []wire.DType{0, wire.Quant(wire.MaxBits) + 1, 255} {
 			if Supported(d) || Wide(d) || CanDivide(d) {
 				t.Errorf("the number %d, which is no type, is supported", d)
 			}

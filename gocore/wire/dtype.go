@@ -1,5 +1,7 @@
 package wire
 
+import "strconv"
+
 // DType is the element type of a tensor. The numbers are part of the wire format.
 type DType uint8
 
@@ -23,10 +25,30 @@ const (
 	Complex128
 	CLongDouble // two LongDoubles; amd64 only
 	Timedelta64 // int64 whose least value is NaT; NaT plus anything is NaT
-	dtypeEnd
+	plainEnd
 )
 
-var dtypes = [dtypeEnd]struct {
+// Beyond the plain types, one for every width of a quantised tensor: an element is a block of gocore/codec, of
+// BlockBytes, and a sum of such blocks is a sum of the values that they stand for.
+const (
+	MinBits    = 2
+	MaxBits    = 16
+	BlockBytes = 512
+	dtypeEnd   = plainEnd + MaxBits - MinBits + 1
+)
+
+// Quant is the type of a tensor quantised to so many bits, MinBits to MaxBits.
+func Quant(bits int) DType { return plainEnd + DType(bits-MinBits) }
+
+// Bits is the width of a quantised tensor's codes; 0 for a plain type.
+func (d DType) Bits() int {
+	if d < plainEnd || !d.Valid() {
+		return 0
+	}
+	return int(d-plainEnd) + MinBits
+}
+
+var dtypes = [plainEnd]struct {
 	name string
 	size int
 }{
@@ -45,21 +67,27 @@ func (d DType) Size() int {
 	if !d.Valid() {
 		return 0
 	}
+	if d.Bits() > 0 {
+		return BlockBytes
+	}
 	return dtypes[d].size
 }
 
-// String is numpy's name of the type.
+// String is numpy's name of the type, or "quant8" and the like.
 func (d DType) String() string {
 	if !d.Valid() {
 		return "invalid dtype"
 	}
+	if bits := d.Bits(); bits > 0 {
+		return "quant" + strconv.Itoa(bits)
+	}
 	return dtypes[d].name
 }
 
-// DTypes lists every element type.
+// DTypes lists every plain element type.
 func DTypes() []DType {
-	all := make([]DType, 0, dtypeEnd-1)
-	for d := Bool; d < dtypeEnd; d++ {
+	all := make([]DType, 0, plainEnd-1)
+	for d := Bool; d < plainEnd; d++ {
 		all = append(all, d)
 	}
 	return all

@@ -69,6 +69,9 @@ info = _door(raw.pybind_Info)
 stats = _door(raw.pybind_Stats)
 sockets = _door(raw.pybind_Sockets)
 notify_fd = _door(raw.pybind_NotifyFd)
+block_values = _door(raw.pybind_BlockValues)
+quantise = _door(raw.pybind_Quantise)
+dequantise = _door(raw.pybind_Dequantise)
 inject = _door(raw.pybind_Inject)
 
 

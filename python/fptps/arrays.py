@@ -1,9 +1,9 @@
 """Where an array's elements lie in memory, and what they are: all that the core learns of an array.
 
 Taken as they are, without a copy: numpy arrays, PyTorch's CPU tensors, objects with the DLPack protocol (JAX and
-others), objects with the buffer protocol (bytearray, array.array, memoryview). They have to be C-contiguous, in the
-machine's byte order, of at least one element, and writable where something is written into them. PyTorch is never
-imported from here: a tensor can only come from a program that has imported it.
+others), objects with the buffer protocol (bytearray, array.array, memoryview), and fptps.codec.Codes. They have to be
+C-contiguous, in the machine's byte order, of at least one element, and writable where something is written into them.
+PyTorch is never imported from here: a tensor can only come from a program that has imported it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ class Place(NamedTuple):
 
 
 BFLOAT16: Final = 11
+FLOAT32: Final = 12
 TIMEDELTA64: Final = 18
+BLOCK_TYPES: Final = 19
+"""The first of the numbers of quantised tensors, one for each width from MIN_BITS on; see fptps.codec."""
+MIN_BITS: Final = 2
 NAMES: Final = {
     "bool": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint8": 6, "uint16": 7, "uint32": 8, "uint64": 9,
-    "float16": 10, "bfloat16": BFLOAT16, "float32": 12, "float64": 13, "longdouble": 14, "complex64": 15,
+    "float16": 10, "bfloat16": BFLOAT16, "float32": FLOAT32, "float64": 13, "longdouble": 14, "complex64": 15,
     "complex128": 16, "clongdouble": 17, "timedelta64": TIMEDELTA64,
 }  # fmt: skip
 """The numbers of the element types, by the core's names."""
@@ -54,6 +58,9 @@ def locate(array: Any, write: bool) -> Place:
     torch = _torch()
     if torch is not None and isinstance(array, torch.Tensor):
         return _locate_torch(array, write, torch)
+    if hasattr(array, "fptps_place"):  # Codes
+        place: Place = array.fptps_place(write)
+        return place
     return _locate_numpy(_view(array), write)
 
 
@@ -62,6 +69,9 @@ def maker(array: Any) -> Callable[[], Any]:
     torch = _torch()
     if torch is not None and isinstance(array, torch.Tensor):
         return functools.partial(torch.empty, tuple(array.shape), dtype=array.dtype)
+    if hasattr(array, "fptps_like"):  # Codes
+        like: Callable[[], Any] = array.fptps_like
+        return like
     view = array if isinstance(array, np.ndarray) else _view(array)
     return functools.partial(np.empty, view.shape, view.dtype)
 

@@ -1,0 +1,230 @@
+package codec
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"fptps/gocore/wire"
+)
+
+// dumbDecode is the second version of Decode: the block as one big number, digit by digit.
+func dumbDecode(bits int, block []byte) []float64 {
+	step := math.Float32frombits(binary.NativeEndian.Uint32(block))
+	var digits []int
+	for _, b := range block[8:] {
+		for i := range 8 {
+			digits = append(digits, int(b>>i)&1)
+		}
+	}
+	var values []float64
+	for ; len(digits) >= bits; digits = digits[bits:] {
+		code := 0
+		for i := bits - 1; i >= 0; i-- {
+			code = 2*code + digits[i]
+		}
+		values = append(values, float64(float32(code-(1<<(bits-1)-1))*step))
+	}
+	return values
+}
+
+func eachWidth(t *testing.T, f func(t *testing.T, bits int, r *rand.Rand)) {
+	for bits := wire.MinBits; bits <= wire.MaxBits; bits++ {
+		t.Run(fmt.Sprint(bits), func(t *testing.T) { f(t, bits, rand.New(rand.NewPCG(uint64(bits), 1))) })
+	}
+}
+
+func normal(r *rand.Rand, n int, scale float64) []float32 {
+	values := make([]float32, n)
+	for i := range values {
+		values[i] = float32(r.NormFloat64() * scale)
+	}
+	return values
+}
+
+func encoded(bits int, values []float32, stated float32, seed uint64) []byte {
+	blocks := make([]byte, Bytes(bits, len(values)))
+	for i := range blocks {
+		blocks[i] = 0xa5 // what was there before must not matter
+	}
+	Encode(blocks, bits, values, stated, rand.NewPCG(seed, 0))
+	return blocks
+}
+
+func decoded(bits, n int, blocks []byte) []float32 {
+	values := make([]float32, n)
+	Decode(values, bits, blocks)
+	return values
+}
+
+func TestEachValueBecomesANeighbourOnTheGrid(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
+		for _, n := range []int{1, Values(bits) - 1, Values(bits), Values(bits) + 1, 3*Values(bits) + 7} {
+			for _, stated := range []float32{0, 1.5} {
+				values := normal(r, n, 1)
+				before := slices.Clone(values)
+				blocks := encoded(bits, values, stated, r.Uint64())
+				if !slices.Equal(values, before) {
+					t.Fatal("the input was changed")
+				}
+				got := decoded(bits, n, blocks)
+				for i, v := range values {
+					block := values[i/Values(bits)*Values(bits) : min(n, (i/Values(bits)+1)*Values(bits))]
+					limit := stated
+					if stated == 0 {
+						for _, w := range block {
+							limit = max(limit, float32(math.Abs(float64(w))))
+						}
+					}
+					wanted := float64(max(-limit, min(limit, v)))
+					step := float64(limit) / float64(Levels(bits))
+					if math.Abs(float64(got[i])-wanted) > step*1.0001 || math.Abs(float64(got[i])) > float64(limit)*1.000001 {
+						t.Fatalf("value %d of %d, range %v: %v became %v, step %v", i, n, stated, v, got[i], step)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestDecodeIsTheDumbOnes(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
+		blocks := make([]byte, 3*wire.BlockBytes)
+		for i := range blocks {
+			blocks[i] = byte(r.Uint32())
+		}
+		got := decoded(bits, 3*Values(bits), blocks)
+		for b := range 3 {
+			for i, want := range dumbDecode(bits, blocks[b*wire.BlockBytes:][:wire.BlockBytes])[:Values(bits)] {
+				value := float64(got[b*Values(bits)+i])
+				if value != want && !(math.IsNaN(value) && math.IsNaN(want)) {
+					t.Fatalf("block %d, value %d: %v, want %v", b, i, value, want)
+				}
+			}
+		}
+	})
+}
+
+// Each value is rounded many times: the mean has to be within 5 standard errors of it.
+func TestRoundingHasNoBias(t *testing.T) {
+	const times = 4000
+	for _, bits := range []int{2, 3, 8, 16} {
+		for _, stated := range []float32{0, 2} {
+			values := []float32{-1, -0.77, -0.5, -1e-3, 0, 1e-5, 0.1, 0.33, 0.5, 0.99, 1}
+			step := 1 / float64(Levels(bits))
+			if stated > 0 {
+				step *= float64(stated)
+			}
+			sums := make([]float64, len(values))
+			for seed := range uint64(times) {
+				for i, v := range decoded(bits, len(values), encoded(bits, values, stated, seed)) {
+					sums[i] += float64(v)
+				}
+			}
+			for i, v := range values {
+				_, fraction := math.Modf(math.Abs(float64(v)) / step)
+				tolerance := 5*step*math.Sqrt(fraction*(1-fraction)/times) + 1e-6
+				if off := sums[i]/times - float64(v); math.Abs(off) > tolerance {
+					t.Errorf("%d bits, range %v: the mean of %v is off by %g, tolerance %g", bits, stated, v, off, tolerance)
+				}
+			}
+		}
+	}
+}
+
+func TestWhatIsOnTheGridStays(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
+		values := make([]float32, 0, 2*Values(bits))
+		for len(values) < cap(values) {
+			code := r.IntN(2*Levels(bits)+1) - Levels(bits)
+			if len(values)%Values(bits) == 0 {
+				code = Levels(bits) // so that the block's range is known
+			}
+			values = append(values, float32(code)*0.25)
+		}
+		for _, stated := range []float32{0, 0.25 * float32(Levels(bits))} {
+			if got := decoded(bits, len(values), encoded(bits, values, stated, 7)); !slices.Equal(got, values) {
+				t.Errorf("range %v: values on the grid have changed", stated)
+			}
+		}
+	})
+}
+
+func TestZerosAndWhatIsNotFinite(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
+		for _, stated := range []float32{0, 1} {
+			zeros := make([]float32, Values(bits)+1)
+			if got := decoded(bits, len(zeros), encoded(bits, zeros, stated, 3)); !slices.Equal(got, zeros) {
+				t.Errorf("range %v: zeros became something", stated)
+			}
+			for _, bad := range []float32{nan, inf, -inf} {
+				values := make([]float32, 2*Values(bits))
+				values[1], values[Values(bits)] = bad, 1
+				got := decoded(bits, len(values), encoded(bits, values, stated, 3))
+				for i, v := range got {
+					if isNaN := v != v; isNaN != (i < Values(bits)) {
+						t.Fatalf("range %v, %v in the first block: value %d is %v", stated, bad, i, v)
+					}
+				}
+			}
+		}
+		tiny := []float32{math.SmallestNonzeroFloat32, -math.SmallestNonzeroFloat32}
+		for _, v := range decoded(bits, 2, encoded(bits, tiny, 0, 3)) {
+			if math.Abs(float64(v)) > math.SmallestNonzeroFloat32 {
+				t.Errorf("the smallest value became %v", v)
+			}
+		}
+	})
+}
+
+func TestTheSeedDecides(t *testing.T) {
+	values := normal(rand.New(rand.NewPCG(1, 2)), 2000, 1)
+	if !bytes.Equal(encoded(8, values, 0, 5), encoded(8, values, 0, 5)) {
+		t.Error("the same seed gave other codes")
+	}
+	if bytes.Equal(encoded(8, values, 0, 5), encoded(8, values, 0, 6)) {
+		t.Error("another seed gave the same codes")
+	}
+}
+
+// Decoding takes any bytes, as a peer may send them: so does summing.
+func FuzzAnyBytes(f *testing.F) {
+	f.Add(8, encoded(8, []float32{1, 2, 3}, 0, 1))
+	f.Add(2, bytes.Repeat([]byte{0xff}, 2*wire.BlockBytes))
+	f.Fuzz(func(t *testing.T, bits int, blocks []byte) {
+		if bits < wire.MinBits || bits > wire.MaxBits {
+			return
+		}
+		n := len(blocks) / wire.BlockBytes
+		blocks = blocks[:n*wire.BlockBytes]
+		acc := make([]float32, n*AccFloats(bits))
+		Widen(bits, acc, blocks)
+		Add(bits, acc, blocks)
+		Narrow(bits, blocks, acc)
+		Decode(make([]float32, n*Values(bits)), bits, blocks)
+	})
+}
+
+func BenchmarkEncode(b *testing.B) {
+	values := normal(rand.New(rand.NewPCG(1, 2)), 100_000, 1)
+	blocks := make([]byte, Bytes(8, len(values)))
+	random := rand.NewPCG(1, 2)
+	b.SetBytes(int64(4 * len(values)))
+	for b.Loop() {
+		Encode(blocks, 8, values, 0, random)
+	}
+}
+
+func BenchmarkDecode(b *testing.B) {
+	values := normal(rand.New(rand.NewPCG(1, 2)), 100_000, 1)
+	blocks := encoded(8, values, 0, 1)
+	b.SetBytes(int64(4 * len(values)))
+	for b.Loop() {
+		Decode(values, 8, blocks)
+	}
+}
