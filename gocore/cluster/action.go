@@ -38,6 +38,12 @@ type Send struct {
 	Meta *pspb.Meta
 }
 
+// Deliver hands the message that was just taken to this node's applications.
+type Deliver struct{ From Member }
+
+// Started says that the barrier at the start is passed.
+type Started struct{}
+
 // Joined says that everyone is there.
 type Joined struct{ View View }
 
@@ -79,6 +85,8 @@ func (a Send) String() string {
 	text := prototext.MarshalOptions{}.Format(a.Meta)
 	return fmt.Sprintf("send %d: %s", a.ID, strings.Join(strings.Fields(text), " ")) // its spaces vary from build to build
 }
+func (a Deliver) String() string  { return "deliver: of " + Name(a.From.ID) }
+func (a Started) String() string  { return "started" }
 func (a Joined) String() string   { return fmt.Sprintf("joined: %d nodes", len(a.View.Members)) }
 func (a Waited) String() string   { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
 func (a Failed) String() string   { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }

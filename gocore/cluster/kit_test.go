@@ -168,7 +168,7 @@ func (b *bench) wantLost(p *Postoffice, want ...string) {
 // awaitBarrier waits in a barrier.
 func awaitBarrier(p *Postoffice, group int) error {
 	done := make(chan error, 1)
-	p.Barrier(group, func(err error) { done <- err })
+	p.Barrier(0, group, func(err error) { done <- err })
 	return <-done
 }
 

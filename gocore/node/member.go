@@ -219,7 +219,7 @@ func toUint32(ids []int) []uint32 {
 // allHere is the start barrier: every node has all its connections.
 func (n *Node) allHere(ctx context.Context, post *cluster.Postoffice) error {
 	done := make(chan error, 1)
-	post.Barrier(cluster.AllGroup, func(err error) { done <- err })
+	post.Barrier(0, cluster.AllGroup, func(err error) { done <- err })
 	select {
 	case err := <-done:
 		return err

@@ -225,7 +225,7 @@ func (n *Node) Barrier() (*kv.Ticket, error) {
 		n.Tickets.Finish(ticket, nil)
 		return ticket, nil
 	}
-	n.post().Barrier(cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
+	n.post().Barrier(0, cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
 	return ticket, nil
 }
 
@@ -261,7 +261,7 @@ func (n *Node) Close(orderly bool) *kv.Ticket {
 	case orderly && failure != nil:
 		leave(failure, false)
 	case orderly && state == joined && post != nil:
-		post.Barrier(cluster.AllGroup, func(err error) { leave(err, true) })
+		post.Barrier(0, cluster.AllGroup, func(err error) { leave(err, true) })
 	default:
 		leave(nil, false)
 	}
