@@ -30,6 +30,7 @@ func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, erro
 		return nil, err
 	}
 	p := newPostoffice(a.c, e, l, view)
+	p.customers = a.asked
 	l.run(p)
 	return p, nil
 }

@@ -31,6 +31,8 @@ type Postoffice struct {
 	view   View
 	mail   *mail
 
+	customers []int // those of this process that have asked to be let in
+
 	// What follows belongs to the loop's goroutine.
 	failure  error                          // why nothing is taken any more; nil while all is well
 	barriers map[meeting][]waiter           // the first of each has been asked for
@@ -52,6 +54,9 @@ func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
 		beat: now, heard: now, ticked: now,
 	}
 }
+
+// Customers lists those of this process that have asked to be let in; at least one.
+func (p *Postoffice) Customers() []int { return p.customers }
 
 // View is the cluster as this node joined it.
 func (p *Postoffice) View() View { return p.view }
