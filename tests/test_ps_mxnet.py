@@ -1,0 +1,99 @@
+"""MXNet's kvstore, whose wheel embeds ps-lite, as workers, servers and scheduler of clusters with ours.
+
+`make peers` installs MXNet in .venv-mxnet; without it these tests are skipped.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ps_cluster import SCHEDULER, run
+from ps_kvstore import BOUND, SHAPES
+
+ROOT = Path(__file__).parents[1]
+PYTHON = ROOT / ".venv-mxnet" / "bin" / "python"
+PROGRAMS = Path(__file__).parent / "mxnet_programs"
+
+pytestmark = [
+    pytest.mark.mxnet,
+    pytest.mark.skipif(not PYTHON.exists(), reason="MXNet is not installed: `make peers` puts it in .venv-mxnet"),
+]
+
+MXNET = [str(PYTHON), "-c", "import mxnet"]
+"""MXNet's server or scheduler: it takes its role as it is imported, and ends with it."""
+MXNET_WORKER = [str(PYTHON), str(PROGRAMS / "kvstore.py"), "3"]
+SERVER = [sys.executable, "-m", "fptps.ps.mxnet"]
+KEEPING_SERVER = [sys.executable, "-m", "ps_kvstore", "server"]
+WORKER = [sys.executable, "-m", "ps_kvstore", "worker", "3"]
+SETTINGS = {"MXNET_KVSTORE_BIGARRAY_BOUND": str(BOUND), "OMP_NUM_THREADS": "1"}
+
+
+def results(outputs):
+    """What the workers printed, by rank."""
+    found = [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
+    return sorted(found, key=lambda result: result["rank"])
+
+
+def expected(workers, rounds, keep):
+    """The values of all keys after each round: the sum of all pushes, or all sums so far and the ones of init()."""
+    held = {key: np.ones(size) for key, (_, size) in SHAPES.items()}
+    all_rounds = []
+    for number in range(rounds):
+        for key, (_, size) in SHAPES.items():
+            total = sum(np.arange(size) * (rank + 1) + number for rank in range(workers))
+            held[key] = held[key] + total if keep else total
+        all_rounds.append([held[key].tolist() for key in sorted(SHAPES)])
+    return all_rounds
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "servers", "workers", "keep"),
+    [
+        (SCHEDULER, [MXNET, SERVER], [MXNET_WORKER, WORKER], False),
+        (MXNET, [MXNET, SERVER], [MXNET_WORKER, WORKER], False),
+        (MXNET, [SERVER], [WORKER, WORKER], False),
+        (SCHEDULER, [MXNET], [WORKER, WORKER, WORKER], False),
+        (SCHEDULER, [KEEPING_SERVER, KEEPING_SERVER], [MXNET_WORKER, MXNET_WORKER], True),
+    ],
+    ids=["our scheduler", "its scheduler", "its scheduler alone", "its server alone", "sum kept"],
+)
+def test_mixes(scheduler, servers, workers, keep):
+    programs = [("scheduler", scheduler)] + [("server", s) for s in servers] + [("worker", w) for w in workers]
+    found = results(run(len(workers), len(servers), *programs, **SETTINGS))
+    assert [result["rank"] for result in found] == list(range(len(workers)))
+    for result in found:
+        assert result["rounds"] == expected(len(workers), 3, keep)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The handwritten digits, in a file for MXNet's Python."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    images, labels = datasets.load_digits(return_X_y=True)
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    np.savez(path, images=(images / 16).astype(np.float32), labels=labels)
+    return str(path)
+
+
+def train(digits, server, on_servers):
+    """Two workers and two servers with our scheduler; gives the workers' results."""
+    worker = [str(PYTHON), str(PROGRAMS / "digits.py"), digits, str(int(on_servers))]
+    programs = [("scheduler", SCHEDULER), *[("server", server)] * 2, *[("worker", worker)] * 2]
+    found = results(run(2, 2, *programs, **SETTINGS))
+    assert [result["rank"] for result in found] == [0, 1]
+    assert found[0]["weights"] == found[1]["weights"]
+    return found
+
+
+def test_training_with_its_servers(digits):
+    """The optimizer runs on MXNet's servers."""
+    assert min(result["accuracy"] for result in train(digits, MXNET, True)) > 0.9
+
+
+def test_training_with_our_servers(digits):
+    """The servers only sum. Of two numbers the order does not matter: the weights are MXNet's to the bit."""
+    ours, theirs = train(digits, SERVER, False), train(digits, MXNET, False)
+    assert min(result["accuracy"] for result in ours) > 0.9
+    assert ours[0]["weights"] == theirs[0]["weights"]
