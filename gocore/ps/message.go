@@ -68,7 +68,7 @@ func Parse(peer int, meta *pspb.Meta, frames [][]byte) (*Message, error) {
 func (m *Message) parseKVs(meta *pspb.Meta, frames [][]byte) error {
 	switch len(frames) {
 	case 0:
-		if m.carries() {
+		if m.Request || m.carries() {
 			return fmt.Errorf("%s without its data frames", m.kind())
 		}
 		return nil

@@ -81,6 +81,7 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 		says   string
 	}{
 		"no data":                  {"push", nil, "without its data frames"},
+		"a pull of nothing":        {"pull", nil, "without its data frames"},
 		"keys only":                {"push", [][]byte{twoKeys}, "no frame of values"},
 		"four frames":              {"push", [][]byte{twoKeys, threeFloats, oneAndTwo, nil}, "4 data frames"},
 		"half a key":               {"push", [][]byte{twoKeys[:12], threeFloats}, "8 each"},

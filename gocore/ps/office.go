@@ -124,20 +124,27 @@ func (o *Office) Deliver(from cluster.Member, e *van.Envelope) {
 	m, err := Parse(from.ID, e.Meta, e.Data)
 	if err != nil {
 		o.reject(from.ID, err.Error())
-		if m == nil {
-			return
+		if m != nil {
+			o.malformed(m, err)
 		}
-		if m.Request {
-			o.refuse(m, err.Error())
-			return
-		}
-		m.Failure = "its answer makes no sense: " + err.Error()
+		return
 	}
 	at := o.at(m.App, m.Customer)
 	if c := o.mu.customers[at]; c != nil {
 		o.hand(c, m)
 	} else {
 		o.keep(at, m)
+	}
+}
+
+// malformed answers a request that makes no sense; by an answer that makes none, its
+// request ends.
+func (o *Office) malformed(m *Message, why error) {
+	if m.Request {
+		o.refuse(m, why.Error())
+	} else if c := o.mu.customers[o.at(m.App, m.Customer)]; c != nil {
+		m.Failure = "its answer makes no sense: " + why.Error()
+		c.accept(m) // one that nobody has asked for is counted already
 	}
 }
 

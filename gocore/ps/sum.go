@@ -141,7 +141,7 @@ func (s *Sum) pull(peer int, k *KVs) (KVs, error) {
 		answer.Lens = append(answer.Lens, int32(v.bytes/size))
 		same = same && v.bytes/size == elements
 	}
-	if same && k.Lens == nil {
+	if same && elements > 0 {
 		answer.Lens = nil // as ps-lite's handle does
 	}
 	return answer, nil
