@@ -56,7 +56,12 @@ class Cluster:
         """Until those have ended, with that exit code."""
         for number in numbers:
             got = self.processes[number].wait(PATIENCE_S)
-            assert got == code, f"process {number} ended with {got}:\n{self.output(number)}{self.errors(number)}"
+            assert got == code, f"process {number} ended with {got}:\n{self.all_output()}"
+
+    def all_output(self):
+        """What every process has printed and logged."""
+        texts = [f"-- {n}\n{self.output(n)}{self.errors(n)}" for n in range(len(self.processes))]
+        return "\n".join(texts)
 
 
 @contextlib.contextmanager

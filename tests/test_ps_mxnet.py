@@ -87,13 +87,20 @@ def train(digits, server, on_servers):
     return found
 
 
-def test_training_with_its_servers(digits):
-    """The optimizer runs on MXNet's servers."""
-    assert min(result["accuracy"] for result in train(digits, MXNET, True)) > 0.9
+@pytest.fixture(scope="module")
+def with_its_servers(digits):
+    """What a training ends with whose optimizer runs on MXNet's servers."""
+    return train(digits, MXNET, True)
 
 
-def test_training_with_our_servers(digits):
-    """The servers only sum. Of two numbers the order does not matter: the weights are MXNet's to the bit."""
-    ours, theirs = train(digits, SERVER, False), train(digits, MXNET, False)
-    assert min(result["accuracy"] for result in ours) > 0.9
-    assert ours[0]["weights"] == theirs[0]["weights"]
+def test_training_with_its_servers(with_its_servers):
+    """Our scheduler, its servers, its workers."""
+    assert min(result["accuracy"] for result in with_its_servers) > 0.9
+
+
+def test_training_with_our_servers(digits, with_its_servers):
+    """Our servers sum, and the workers have the optimizer: the same weights to the bit, as two numbers have one sum.
+
+    MXNet's own servers are no measure for this: where they only sum, the workers' weights differ in most runs.
+    """
+    assert train(digits, SERVER, False)[0]["weights"] == with_its_servers[0]["weights"]

@@ -12,8 +12,8 @@ import (
 // finalBarriers of everyone make the life of a cluster: one at the start, one at the end.
 const finalBarriers = 2
 
-// barrier is a meeting of a group's nodes that some have come to. The scheduler
-// counts itself as there, always: whoever asks has its connection to it.
+// barrier is a meeting of a group's nodes that some have come to. A scheduler without
+// a program counts itself as there, always: whoever asks has its connection to it.
 type barrier struct {
 	group, customer int32
 	app             int32
@@ -53,6 +53,17 @@ func (s *Scheduler) stepBarrier(now time.Time, from *member, m *pspb.Meta) {
 	}
 }
 
+// Arrive says that this node's own program has come to a barrier.
+func (s *Scheduler) Arrive(group int) []Action {
+	if b := s.barrier(int32(group), 0, 0); b != nil && s.state == running {
+		b.arrived[arrival{s.self.ID, 0}] = true
+		if len(s.absent(b)) == 0 {
+			s.complete(b)
+		}
+	}
+	return s.take()
+}
+
 // barrier finds the group's barrier, or opens it; nil when there are too many.
 func (s *Scheduler) barrier(group, customer, app int32) *barrier {
 	for _, b := range s.barriers {
@@ -73,9 +84,13 @@ const maxBarriers = 1024
 
 // absent lists the nodes that b waits for.
 func (s *Scheduler) absent(b *barrier) []int {
-	return slices.DeleteFunc(s.ids(), func(id int) bool {
+	absent := slices.DeleteFunc(s.ids(), func(id int) bool {
 		return !inGroup(s.members[id].Role, int(b.group)) || b.came(id) >= s.members[id].Customers
 	})
+	if s.c.Attends && inGroup(RoleScheduler, int(b.group)) && b.came(s.self.ID) == 0 {
+		absent = append(absent, s.self.ID)
+	}
+	return absent
 }
 
 // came counts the customers of a node that have come.
@@ -97,12 +112,12 @@ func (s *Scheduler) complete(b *barrier) {
 			s.send(id, barrierMessage(b.group, b.app, b.customer, false))
 		}
 	}
+	if b.came(s.self.ID) > 0 {
+		s.do(Passed{Group: int(b.group)})
+	}
 	if b.group == AllGroup && b.customer == 0 {
 		s.finals++
-		switch s.finals {
-		case 1:
-			s.do(Started{})
-		case finalBarriers:
+		if s.finals == finalBarriers {
 			s.state = ended
 			s.do(Finished{})
 		}

@@ -147,6 +147,7 @@ type Config struct {
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
 	JoinTimeout       time.Duration // of Join; 0: as long as its context
 	PSLite            bool          // a scheduler of ps-lite's will do
+	Attends           bool          // a scheduler whose program comes to the barriers of its group; else it counts as there
 	Customer          int           // of this process, the one that asks to be let in
 	Customers         <-chan int    // others, which ask while the node joins; nil: none
 	Log               *slog.Logger  // nil: slog.Default

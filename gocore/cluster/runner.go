@@ -22,7 +22,6 @@ type Runner struct {
 	port   int
 	loop   *loop
 	joined chan struct{}
-	start  chan struct{}
 	done   chan struct{}
 	once   sync.Once // of done
 	view   View      // set before joined closes
@@ -31,12 +30,13 @@ type Runner struct {
 
 	// Touched by the loop's goroutine alone.
 	scheduler *Scheduler
-	taken     *van.Envelope // the message that the scheduler was given last
+	taken     *van.Envelope       // the message that the scheduler was given last
+	comes     map[int]func(error) // barriers that this node's program waits in, by group
 }
 
 // Serve starts the scheduler of a cluster on a van, which is the Runner's from then on.
 func Serve(v van.Van, c Config, e Events) (*Runner, error) {
-	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), start: make(chan struct{}), done: make(chan struct{})}
+	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), done: make(chan struct{}), comes: map[int]func(error){}}
 	if c.Workers < 1 || c.Workers > wire.MaxWorkers || c.Servers < 0 || c.Servers > wire.MaxWorkers {
 		v.Close()
 		return nil, fault.New(fault.Config, "scheduler: DMLC_NUM_WORKER=%d must be 1 to %d, DMLC_NUM_SERVER=%d 0 to %d",
@@ -63,8 +63,43 @@ func (r *Runner) Port() int { return r.port }
 // Joined closes when every node is there and View is known.
 func (r *Runner) Joined() <-chan struct{} { return r.joined }
 
-// Started closes when every node has passed the barrier at the start.
-func (r *Runner) Started() <-chan struct{} { return r.start }
+// Barrier calls done when all nodes of a group have come, and this one's program now
+// has too; with an error when the cluster ends before. One of a group at a time, once
+// Joined has closed. done is called on the runner's goroutine and must not block.
+func (r *Runner) Barrier(group int, done func(error)) {
+	start := func() {
+		switch {
+		case group < 1 || group > AllGroup || !inGroup(RoleScheduler, group) || r.comes[group] != nil:
+			done(fault.New(fault.Value, "the scheduler cannot wait for a barrier of group %d: it is not in it, or waits there already", group))
+		case r.over():
+			done(r.whyOver())
+		default:
+			r.comes[group] = done
+			r.perform(r.scheduler.Arrive(group))
+		}
+	}
+	if !r.loop.do(start) {
+		done(r.whyOver())
+	}
+}
+
+// over tells whether the cluster has ended.
+func (r *Runner) over() bool {
+	select {
+	case <-r.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// whyOver is what a barrier ends with after the end.
+func (r *Runner) whyOver() error {
+	if r.over() && r.err != nil {
+		return r.err
+	}
+	return fault.New(fault.Closed, "the cluster has ended")
+}
 
 // Send takes an application's message to a node, itself included, once Joined has
 // closed. It does not wait, and has no use of data any more when it returns.
@@ -157,8 +192,10 @@ func (r *Runner) act(action Action) error {
 		r.view, r.mail = a.View, newMail(v, a.View, r.scheduler.ids()...)
 		r.log.Info("scheduler: everyone is here", "workers", r.c.Workers, "servers", r.c.Servers)
 		close(r.joined)
-	case Started:
-		close(r.start)
+	case Passed:
+		done := r.comes[a.Group]
+		delete(r.comes, a.Group)
+		done(nil)
 	case Deliver:
 		r.events.message(a.From, r.taken)
 	case Waited:
@@ -181,6 +218,10 @@ func (r *Runner) finish(err error) {
 	r.once.Do(func() {
 		r.err = err
 		close(r.done)
+		for group, done := range r.comes {
+			delete(r.comes, group)
+			done(r.whyOver())
+		}
 	})
 }
 

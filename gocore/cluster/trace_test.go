@@ -100,6 +100,8 @@ func (s *script) command(line string) {
 		s.step(values, number(values["from"], 0), &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(int32(number(values["cmd"], 0)))}})
 	case "mail":
 		s.step(values, nodeID(words[0]), &pspb.Meta{AppId: proto.Int32(3)})
+	case "arrive":
+		s.print(s.scheduler.Arrive(number(values["group"], 7)))
 	case "gone":
 		s.print(s.scheduler.Gone(s.now, nodeID(words[0]), "its connection was closed"))
 	case "pass": // time, with its ticks
@@ -117,6 +119,7 @@ func (s *script) cluster(values map[string]string) {
 	s.scheduler = NewScheduler(Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
 		Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
+		Attends:           values["attends"] != "",
 		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
 	}, s.token)
 }

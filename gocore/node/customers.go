@@ -33,18 +33,21 @@ func (n *Node) Enter(customer int) *kv.Ticket {
 // Meet is a barrier of a group that this node is in, for one customer of the process.
 func (n *Node) Meet(customer, group int) (*kv.Ticket, error) {
 	n.mu.Lock()
-	err, post := n.wellLocked(), n.mu.post
+	err, post, scheduler := n.wellLocked(), n.mu.post, n.mu.scheduler
 	n.mu.Unlock()
 	switch {
 	case err != nil:
 		return nil, err
-	case n.config.Role == cluster.RoleScheduler:
-		return nil, fault.New(fault.Value, "the scheduler counts as present in every barrier, and waits in none")
-	case post == nil:
+	case post == nil && scheduler == nil:
 		return nil, fault.New(fault.Closed, "this node has not joined its cluster yet")
 	}
 	ticket := n.Tickets.New(func() string { return "a barrier of " + groupName(group) })
-	post.Barrier(customer, group, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
+	done := func(err error) { n.Tickets.Finish(ticket, n.cause(err)) }
+	if scheduler != nil {
+		scheduler.Barrier(group, done)
+	} else {
+		post.Barrier(customer, group, done)
+	}
 	return ticket, nil
 }
 

@@ -118,7 +118,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
 		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Log: n.log,
-		PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.others,
+		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.others,
 	}
 }
 

@@ -276,10 +276,7 @@ func (n *Node) Close(orderly bool) *kv.Ticket {
 	case orderly && state == joined && post != nil:
 		post.Barrier(0, cluster.AllGroup, func(err error) { leave(err, true) })
 	case orderly && scheduler != nil:
-		go func() {
-			<-scheduler.Done()
-			leave(scheduler.Err(), true)
-		}()
+		scheduler.Barrier(cluster.AllGroup, func(err error) { leave(err, true) })
 	default:
 		leave(nil, false)
 	}

@@ -39,11 +39,11 @@ func (n *Node) runScheduler() error {
 	n.Office.Join(runner)
 	n.watch(tr, runner)
 	if n.config.PS {
-		select {
-		case <-runner.Started():
-			n.endLife(nil)
-		case <-runner.Done():
-		}
+		runner.Barrier(cluster.AllGroup, func(err error) {
+			if err == nil {
+				n.endLife(nil)
+			}
+		})
 	}
 	<-runner.Done()
 	if err := runner.Err(); err != nil {

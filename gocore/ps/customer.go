@@ -238,14 +238,21 @@ func (c *Customer) Respond(to *Message, body []byte, k KVs) error {
 	}
 	answer := answerTo(to)
 	answer.Body, answer.KVs = body, k
-	return c.office.send(answer)
+	return c.answer(answer)
 }
 
 // Fail answers a request with an error.
 func (c *Customer) Fail(to *Message, why string) error {
 	answer := answerTo(to)
 	answer.Failure = why
-	return c.office.send(answer)
+	return c.answer(answer)
+}
+
+func (c *Customer) answer(m *Message) error {
+	if err := c.office.send(m); err != nil {
+		return fault.New(fault.Connect, "the answer to request %d could not be sent to %s: %v", m.Timestamp, name(m.Peer), err)
+	}
+	return nil
 }
 
 // answerTo is an empty answer to a request.

@@ -99,8 +99,8 @@ class Postoffice:
     def barrier(self, customer_id: int, group: int) -> None:
         """Waits until all nodes of a group, which this one is in, are here; nodes of several customers with each.
 
-        The scheduler counts as present. ALL is for start() and finalize(): the second barrier of all nodes ends the
-        cluster. NodeLostError if a node dies meanwhile. No bound of time; the log names who is missing.
+        ALL is for start() and finalize(): the second barrier of all nodes ends the cluster. A plain `fptps scheduler`
+        counts as present in every barrier; one whose program has called start() comes itself. NodeLostError if a node dies meanwhile. No bound of time; the log names who is missing.
         """
         from .. import _core
 
