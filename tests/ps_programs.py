@@ -48,7 +48,7 @@ def dtypes_worker():
         want = total(office.num_workers, int(lens.sum()), dtype)
         got_lens, called = np.zeros(len(begins), np.int32), []
         out = np.zeros(len(want), dtype)
-        kv.wait(kv.pull(keys, out, got_lens, callback=lambda out=out: called.append(out.copy())))
+        kv.wait(kv.pull(keys, out, got_lens, callback=lambda out=out, called=called: called.append(out.copy())))
         assert np.array_equal(out, want), dtype
         assert got_lens.tolist() == lens.tolist()
         assert len(called) == 1
@@ -113,7 +113,9 @@ def handles_server():
         if meta.cmd == 1:
             raise KeyError("no such thing")
         if meta.cmd == 2:  # answered by another thread
-            later.append(threading.Timer(0.05, server.response, [meta, ps.KVPairs(kvs.keys, np.array([2.5], "float64"))]))
+            later.append(
+                threading.Timer(0.05, server.response, [meta, ps.KVPairs(kvs.keys, np.array([2.5], "float64"))])
+            )
             later[-1].start()
             return
         if meta.push:

@@ -47,14 +47,14 @@ func TestQueueKeepsOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
 		var q queue
-		var all, inside []*Message
+		var inside []*Message
 		for range 60 {
 			if random.IntN(3) > 0 {
 				m := request(9+2*random.IntN(2), int32(random.IntN(4)), uint64(random.IntN(4)))
 				if random.IntN(4) == 0 {
 					m.KVs.Keys = append(m.KVs.Keys, 4+uint64(random.IntN(2)))
 				}
-				all, inside = append(all, m), append(inside, m)
+				inside = append(inside, m)
 				q.push(m)
 				continue
 			}

@@ -37,12 +37,34 @@ def pybind_PSNext(h: int, number: int, customer: int, ms: int) -> str: ...
 def pybind_PSTake(h: int, number: int, customer: int, keys: int, values: int, lens: int) -> int: ...
 def pybind_PSRequest(h: int, number: int, customer: int, head: int, body: int, bytes: int, to: int) -> int: ...
 def pybind_PSExchange(
-    h: int, number: int, customer: int, flags: int, command: int, priority: int, dtype: int,
-    keys: int, count: int, values: int, bytes: int, lens: int, lengths: int,
+    h: int,
+    number: int,
+    customer: int,
+    flags: int,
+    command: int,
+    priority: int,
+    dtype: int,
+    keys: int,
+    count: int,
+    values: int,
+    bytes: int,
+    lens: int,
+    lengths: int,
 ) -> int: ...
 def pybind_PSRespond(
-    h: int, number: int, customer: int, to: str, body: int, length: int, dtype: int,
-    keys: int, count: int, values: int, bytes: int, lens: int, lengths: int,
+    h: int,
+    number: int,
+    customer: int,
+    to: str,
+    body: int,
+    length: int,
+    dtype: int,
+    keys: int,
+    count: int,
+    values: int,
+    bytes: int,
+    lens: int,
+    lengths: int,
 ) -> int: ...
 def pybind_PSFail(h: int, number: int, customer: int, to: str, why: str) -> int: ...
 def pybind_PSMissing(h: int, number: int, customer: int, timestamp: int) -> str: ...

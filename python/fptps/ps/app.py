@@ -120,9 +120,14 @@ class SimpleApp:
                     break
                 if own_thread:
                     raise BusyError("wait() in a handle or callback of the same app would wait for itself")
-                if not self._changed.wait(min(SLICE_MS / 1000, max(end - time.monotonic(), 0))) and time.monotonic() > end:
+                if (
+                    not self._changed.wait(min(SLICE_MS / 1000, max(end - time.monotonic(), 0)))
+                    and time.monotonic() > end
+                ):
                     missing = self._core.ps_missing(self._handle, *self._id, timestamp)
-                    raise TimeoutError(f"request {timestamp}: waited {seconds:g} s; no answer from {missing or 'itself'}")
+                    raise TimeoutError(
+                        f"request {timestamp}: waited {seconds:g} s; no answer from {missing or 'itself'}"
+                    )
             self._outcomes.pop(timestamp, None)
         if outcome is None:
             return None

@@ -133,8 +133,9 @@ class MXNetStore:
     def _push(self, key: int, pushed: Array, meta: KVMeta, server: KVServer) -> None:
         stored = self._stored[key]
         if (pushed.size, pushed.dtype) != (stored.size, stored.dtype):
+            was = f"{stored.size} of {stored.dtype}"
             raise ValueError(
-                f"key {key - self._first_key}: a push of {pushed.size} {pushed.dtype}, and it has {stored.size} {stored.dtype}"
+                f"key {key - self._first_key}: {pushed.size} values of {pushed.dtype} pushed, it has {was}"
             )
         if not self._sync:
             if self._updater is None:

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import ClosedError, TimeoutError
 from ..ticket import OF_CORE
@@ -66,7 +66,7 @@ class Postoffice:
     @property
     def rank(self) -> int:
         """The node's number among those of its role, from 0; 0 on the scheduler."""
-        return int(str(self._info()["rank"]))
+        return int(self._info()["rank"])
 
     @property
     def id(self) -> int:
@@ -76,12 +76,12 @@ class Postoffice:
     @property
     def num_workers(self) -> int:
         """DMLC_NUM_WORKER. A process counts as often as customers of it call start()."""
-        return int(str(self._info()["num_workers"]))
+        return int(self._info()["num_workers"])
 
     @property
     def num_servers(self) -> int:
         """DMLC_NUM_SERVER."""
-        return int(str(self._info()["num_servers"]))
+        return int(self._info()["num_servers"])
 
     def node_ids(self, group: int) -> list[int]:
         """The ids of the nodes of a group, or of the one node whose id it is."""
@@ -100,7 +100,8 @@ class Postoffice:
         """Waits until all nodes of a group, which this one is in, are here; nodes of several customers with each.
 
         ALL is for start() and finalize(): the second barrier of all nodes ends the cluster. A plain `fptps scheduler`
-        counts as present in every barrier; one whose program has called start() comes itself. NodeLostError if a node dies meanwhile. No bound of time; the log names who is missing.
+        counts as present in every barrier; one whose program has called start() comes itself. NodeLostError if a node
+        dies meanwhile. No bound of time; the log names who is missing.
         """
         from .. import _core
 
@@ -109,6 +110,12 @@ class Postoffice:
     def dead_nodes(self) -> list[int]:
         """The ids of the nodes that the scheduler has declared dead."""
         return list(self._place()["dead"] or [])
+
+    def stats(self) -> dict[str, int]:
+        """The node's counters, as fptps.KVWorker's; rejected_messages: what members sent that made no sense."""
+        from .. import _core
+
+        return dict(json.loads(_core.stats(self.handle)))
 
     @property
     def handle(self) -> int:
@@ -178,12 +185,12 @@ class Postoffice:
     def _role_given(self) -> str:
         return os.environ.get("DMLC_ROLE", "worker")
 
-    def _info(self) -> dict[str, object]:
+    def _info(self) -> dict[str, Any]:
         from .. import _core
 
         return dict(json.loads(_core.info(self.handle)))
 
-    def _place(self) -> dict[str, list[dict[str, int]]]:
+    def _place(self) -> dict[str, Any]:
         from .. import _core
 
         return dict(json.loads(_core.ps_place(self.handle)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
 import numpy as np
 
 from ..arrays import locate
@@ -76,9 +75,7 @@ class KVServer(SimpleApp):
             raise ValueError("the default handle answers simple requests itself")
         self._simple_handle = handle
 
-    def response(  # type: ignore[override]
-        self, request: KVMeta | SimpleData, answer: KVPairs | bytes | None = None
-    ) -> None:
+    def response(self, request: KVMeta | SimpleData, answer: KVPairs | bytes | None = None) -> None:
         """Answers a push or pull, with KVPairs if it is a pull; a simple request with bytes. From any thread."""
         if isinstance(request, SimpleData):
             super().response(request, answer if isinstance(answer, bytes) else b"")
@@ -116,5 +113,3 @@ class KVServer(SimpleApp):
 
 def _of_core(meta: KVMeta, kvs: KVPairs, server: KVServer) -> None:
     """Stands for the default handle, which no request of Python's sees."""
-
-

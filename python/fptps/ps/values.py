@@ -52,13 +52,14 @@ def check_dtype(number: int, dtype: np.dtype[Any], what: str) -> None:
         raise TypeError(f"{what} are of dtype {_names.get(number, number)}, and this KVWorker's of {dtype}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def dtype_of(number: int) -> np.dtype[Any]:
     """The numpy dtype of the core's number."""
     if number == BFLOAT16:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype("m8" if number == TIMEDELTA64 else _names[number])
 
 

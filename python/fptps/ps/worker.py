@@ -60,7 +60,9 @@ class KVWorker(SimpleApp):
         new one. lens: None, or an int32 array of n elements to fill with each key's number of elements. Both are filled
         before the callback.
         """
-        if lens is not None and (not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or not lens.flags.writeable):
+        if lens is not None and (
+            not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or not lens.flags.writeable
+        ):
             raise TypeError("lens of a pull is an int32 array to fill")
         return self._exchange(PULL, keys, None, vals, None, lens, cmd, callback, priority)
 
