@@ -14,11 +14,11 @@ import (
 
 // rooms, each of which imports only those before it. The parts of a room
 // (transport/mem) count as the room.
-var rooms = []string{"fault", "wire", "reduce", "plan", "aggregate", "transport", "van", "cluster", "ps", "kv", "node"}
+var rooms = []string{"fault", "latch", "wire", "reduce", "plan", "aggregate", "transport", "van", "cluster", "ps", "kv", "node"}
 
 // onlyIn says which rooms may touch the outside.
 var onlyIn = map[string][]string{
-	"golang.org/x/sys/unix":     {"transport", "node"},
+	"golang.org/x/sys/unix":     {"latch", "transport", "node"},
 	"github.com/pebbe/zmq4":     {"van"},
 	"net":                       {"transport", "van", "cluster", "node"},
 	"runtime/cgo":               {},

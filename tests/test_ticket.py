@@ -156,7 +156,15 @@ async def once_with_timeout(ticket):
         await asyncio.wait_for(once(ticket), 0.001)
 
 
-def test_ctrl_c_ends_a_wait(pending):
+@pytest.fixture
+def ctrl_c():
+    """What Python does by itself, also where the tests run in the background of a shell, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_a_wait(pending, ctrl_c):
     ticket, go_on = pending
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

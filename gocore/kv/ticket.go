@@ -6,26 +6,20 @@ import (
 	"time"
 
 	"fptps/gocore/fault"
+	"fptps/gocore/latch"
 )
 
 // Ticket is the promise of one operation. It is finished exactly once.
 type Ticket struct {
 	ID   int64
-	done chan struct{}
-	err  error // written before done is closed
+	done latch.Latch
+	err  error // written before done is opened
 
 	explain func() string
 }
 
 // Done tells whether the operation has ended, in success or not.
-func (t *Ticket) Done() bool {
-	select {
-	case <-t.done:
-		return true
-	default:
-		return false
-	}
-}
+func (t *Ticket) Done() bool { return t.done.Opened() }
 
 // Tickets hands out tickets and keeps them until somebody has heard how they ended.
 type Tickets struct {
@@ -48,7 +42,7 @@ func NewTickets() *Tickets {
 // New opens a ticket. explain says in one line what the operation waits for; it
 // may be nil.
 func (t *Tickets) New(explain func() string) *Ticket {
-	ticket := &Ticket{done: make(chan struct{}), explain: explain}
+	ticket := &Ticket{explain: explain}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.last++
@@ -60,7 +54,7 @@ func (t *Tickets) New(explain func() string) *Ticket {
 // Finish ends a ticket, with an error or nil.
 func (t *Tickets) Finish(ticket *Ticket, err error) {
 	ticket.err = err
-	close(ticket.done)
+	ticket.done.Open()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.ended = append(t.mu.ended, ticket.ID)
@@ -78,17 +72,8 @@ func (t *Tickets) Wait(id int64, timeout time.Duration) (done bool, err error) {
 	if ticket == nil {
 		return false, fault.New(fault.Value, "ticket %d is unknown, or was waited for already", id)
 	}
-	if !ticket.Done() {
-		if timeout <= 0 {
-			return false, nil
-		}
-		timer := time.NewTimer(timeout)
-		defer timer.Stop()
-		select {
-		case <-ticket.done:
-		case <-timer.C:
-			return false, nil
-		}
+	if !ticket.done.Wait(timeout) {
+		return false, nil
 	}
 	t.mu.Lock()
 	delete(t.mu.open, id)

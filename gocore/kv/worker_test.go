@@ -202,8 +202,8 @@ func TestPullsWhilePushing(t *testing.T) {
 		for round := range pulling {
 			if ticket, err := d.Pull(1, wire.Uint8, out); err != nil {
 				t.Error(err)
-			} else {
-				<-ticket.done
+			} else if done, err := d.Tickets.Wait(ticket.ID, time.Hour); !done || err != nil {
+				t.Error(done, err)
 			}
 			for i := range out { // the push came first, or the pull did
 				if edge := i % wire.PacketBytes; (edge == 0 || edge == wire.PacketBytes-1) && (out[i] != out[0] || out[i] != byte(round) && out[i] != byte(round-1)) {

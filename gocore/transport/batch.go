@@ -21,6 +21,7 @@ const (
 type batch struct {
 	packets [batchPackets]packet
 	n       int // packets[:n] are in the batch
+	bound   int // packets[:bound] were bound before
 	skip    int // bytes of packets[0] that earlier writes took
 	done    int // packets[:done] are written whole ...
 	rest    int // ... and this many bytes of the next one
@@ -29,22 +30,34 @@ type batch struct {
 }
 
 // fill takes packets from q, at least one, until there are limit bytes, the batch is
-// full, or q is empty.
-func (b *batch) fill(q *queue, limit int) {
-	b.n, b.skip = 0, 0
-	bytes := 0
-	if q.part.run != nil {
-		b.add(q.part)
-		b.skip = q.sent
-		bytes = q.part.size() - q.sent
-		q.part, q.sent = packet{}, 0
+// full, or q is empty. At most train of them are bound together.
+func (b *batch) fill(q *queue, limit, train int) {
+	b.n, b.skip = 0, q.sent
+	bytes := -q.sent
+	for _, p := range q.bound {
+		b.add(p)
+		bytes += p.size()
 	}
+	b.bound = b.n
+	q.bound, q.sent = q.bound[:0], 0
 	for len(q.heap) > 0 && b.n < batchPackets && (bytes < limit || b.n == 0) {
 		p := q.pop()
 		b.add(p)
 		bytes += p.size()
 	}
+	b.couple(train)
 	b.done, b.rest = 0, b.skip
+}
+
+// couple has packets announce those that follow them, so that the receiver reads them
+// with one system call to where they go. What is announced is bound to follow.
+func (b *batch) couple(train int) {
+	for i := b.n - 2; i >= b.bound; i-- {
+		p, next := &b.packets[i], b.packets[i+1]
+		if p.ahead = 0; next.ahead+1 < train && p.precedes(next) {
+			p.ahead = next.ahead + 1
+		}
+	}
 }
 
 func (b *batch) add(p packet) {
@@ -87,17 +100,22 @@ func (b *batch) settle(written int) {
 	}
 }
 
-// putBack gives q what was not written: a packet of which no byte has left may
-// still be overtaken, one of which some have may not.
+// putBack gives q what was not written: a packet of which no byte has left and that
+// was not announced may still be overtaken, the others may not.
 func (b *batch) putBack(q *queue) {
-	first := b.done
-	if b.rest > 0 {
-		q.part, q.sent = b.packets[first], b.rest
-		first++
+	bound := b.done
+	switch {
+	case b.rest > 0:
+		bound += 1 + b.packets[b.done].ahead
+	case b.done > 0:
+		bound += b.packets[b.done-1].ahead
+	default:
+		bound = b.bound
 	}
-	for i := b.n - 1; i >= first; i-- {
+	for i := b.n - 1; i >= bound; i-- {
 		q.unpop(b.packets[i])
 	}
+	q.bound, q.sent = append(q.bound, b.packets[b.done:bound]...), b.rest
 	b.n = b.done
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 
 	"fptps/gocore/wire"
 )
@@ -75,10 +76,10 @@ func (t *Transport) tearDown() {
 	for _, c := range conns {
 		t.receiver.close(c)
 		t.drop(&c.queue)
-		t.release(c.parser.abandon())
+		c.parser.abandon(t.release)
 	}
 	t.drop(&local)
-	for _, o := range append(t.sender.orphans, t.shortcut.orphans...) {
+	for _, o := range slices.Concat(t.sender.orphans, t.shortcut.orphans, t.receiver.out.orphans) {
 		t.release(o)
 	}
 	t.sender.poller.close()

@@ -1,6 +1,10 @@
 package transport
 
-import "time"
+import (
+	"time"
+
+	"fptps/gocore/wire"
+)
 
 const (
 	// commitTime is how much of a paced link's time one writev commits: what is given
@@ -80,6 +84,12 @@ func (f *outflow) due(urgency int64) time.Duration {
 		return 0
 	}
 	return f.ready
+}
+
+// train is how many packets may be bound together. They hold up what is urgent, and
+// where the rate is unknown, so is for how long.
+func (p *pace) train() int {
+	return int(p.rate * commitTime.Seconds() / wire.PacketBytes)
 }
 
 // commit is the bytes of one writev now: those of commitTime, and what a sender that

@@ -14,64 +14,104 @@ type sink interface {
 	Arrived(peer uint32, h *wire.Header, l Landing) error
 }
 
-// parser is the state of one connection's stream: a packet's payload in flight, or
-// a header not yet whole. It does no IO: the loop reads into what target says and
-// tells with took how much came.
+// parser is the state of one connection's stream. It does no IO: the loop reads into
+// what target says and tells with took how much came.
+//
+// What it waits for is a train: the payload of a packet and the header after it, as
+// often as headers have announced packets, once for the last. At the start and after
+// a packet without payload the train is a header alone.
 type parser struct {
 	peer    uint32
-	bytes   [wire.HeaderBytes]byte // the next header; have of it are here
-	have    int
-	header  wire.Header // of the payload in flight
-	landing Landing     // Bytes is nil where no payload is in flight
-	got     int         // bytes of the payload that are here; less than all of it
+	header  wire.Header // of the payload in flight, carriages[at]
+	train   [wire.MaxAhead + 1]carriage
+	n       int         // train[:n] is the train; 0 stands for a header alone
+	at      int         // where the next byte goes
+	got     int         // bytes of train[at] that are here; less than all of it
+	coming  wire.Header // scratch: what a header announces
 	goodbye bool        // the last packet was a Goodbye
 }
 
-// target fills v with where the next bytes go: the rest of the payload straight to
-// its place, and the next header, never more, since where the payload after it goes
-// is not known before it is read. It returns the vector and its length.
-func (p *parser) target(v *[2]unix.Iovec) (vector []unix.Iovec, bytes int) {
-	n := 0
-	if p.landing.Bytes != nil {
-		rest := p.landing.Bytes[p.got:]
-		v[n] = iovec(rest)
-		bytes += len(rest)
-		n++
+// carriage is a payload and the header after it.
+type carriage struct {
+	landing Landing // Bytes is nil where there is no payload, Owner where it was given away
+	next    [wire.HeaderBytes]byte
+}
+
+func (c *carriage) size() int { return len(c.landing.Bytes) + wire.HeaderBytes }
+
+// vectorLen is the most entries of target's vector.
+const vectorLen = 2 * (wire.MaxAhead + 1)
+
+// target fills v with where the next bytes go: payloads straight to their places, up
+// to the first header that is not announced, never more, since where the payload
+// after it goes is not known before it is read. It returns the vector and its length.
+func (p *parser) target(v *[vectorLen]unix.Iovec) (vector []unix.Iovec, bytes int) {
+	n, got := 0, p.got
+	for i := p.at; i < max(p.n, 1); i++ {
+		c := &p.train[i]
+		for _, part := range [2][]byte{c.landing.Bytes, c.next[:]} {
+			if got >= len(part) {
+				got -= len(part)
+				continue
+			}
+			v[n] = iovec(part[got:])
+			bytes += len(part) - got
+			got = 0
+			n++
+		}
 	}
-	head := p.bytes[p.have:]
-	v[n] = iovec(head)
-	return v[:n+1], bytes + len(head)
+	return v[:n], bytes
 }
 
 // took goes on by n bytes, at most target's. After an error the stream is dead.
 func (p *parser) took(n int, s sink) error {
-	if p.landing.Bytes != nil {
-		k := min(n, len(p.landing.Bytes)-p.got)
+	for n > 0 {
+		c := &p.train[p.at]
+		payload := len(c.landing.Bytes)
+		k := min(n, c.size()-p.got)
+		whole := p.got < payload && p.got+k >= payload
 		p.got += k
 		n -= k
-		if p.got < len(p.landing.Bytes) {
+		if whole {
+			l := c.landing
+			c.landing.Owner = nil
+			if err := s.Arrived(p.peer, &p.header, l); err != nil {
+				return err
+			}
+		}
+		if p.got < c.size() {
 			return nil
 		}
-		l := p.landing
-		p.landing, p.got = Landing{}, 0
-		if err := s.Arrived(p.peer, &p.header, l); err != nil {
+		if err := p.next(c, s); err != nil {
 			return err
 		}
 	}
-	p.have += n
-	if p.have < wire.HeaderBytes {
-		return nil
-	}
-	p.have = 0
-	return p.begin(s)
+	return nil
 }
 
-// begin starts the packet whose header is whole.
-func (p *parser) begin(s sink) error {
+// next takes the header after c, which is whole.
+func (p *parser) next(c *carriage, s sink) error {
+	before := p.header
 	h := &p.header
-	if err := h.Get(p.bytes[:]); err != nil {
+	if err := h.Get(c.next[:]); err != nil {
 		return err
 	}
+	p.at, p.got = p.at+1, 0
+	if p.at >= p.n {
+		return p.begin(s)
+	}
+	if h.Kind != before.Kind || h.Tensor != before.Tensor || h.Packet != before.Packet+1 || h.Round != before.Round ||
+		h.WireLen != before.WireLen || h.Ahead != before.Ahead-1 {
+		return fmt.Errorf("%+v follows, but %+v has announced another packet", *h, before)
+	}
+	return nil
+}
+
+// begin starts the train that p.header leads.
+func (p *parser) begin(s sink) error {
+	h := &p.header
+	p.n, p.at = 0, 0
+	p.train[0].landing = Landing{}
 	if p.goodbye {
 		return fmt.Errorf("a packet after the goodbye")
 	}
@@ -82,21 +122,31 @@ func (p *parser) begin(s sink) error {
 	if h.WireLen == 0 {
 		return s.Arrived(p.peer, h, Landing{})
 	}
-	l, err := s.Place(p.peer, h)
-	if err != nil {
-		return err
-	}
-	p.landing = l
-	if len(l.Bytes) != int(h.WireLen) {
-		return fmt.Errorf("a place of %d bytes for a payload of %d", len(l.Bytes), h.WireLen)
+	p.coming = *h
+	for range h.Ahead + 1 {
+		l, err := s.Place(p.peer, &p.coming)
+		if err != nil {
+			return err
+		}
+		p.train[p.n].landing = l
+		p.n++
+		if len(l.Bytes) != int(h.WireLen) {
+			return fmt.Errorf("a place of %d bytes for a payload of %d", len(l.Bytes), h.WireLen)
+		}
+		p.coming.Packet++
+		p.coming.Ahead--
 	}
 	return nil
 }
 
-// abandon gives the owner, if any, of the place of a packet that will not become
+// abandon calls release with the owners of the places of packets that will not become
 // whole.
-func (p *parser) abandon() Releaser {
-	o := p.landing.Owner
-	p.landing = Landing{}
-	return o
+func (p *parser) abandon(release func(Releaser)) {
+	for i := range p.train[:p.n] {
+		if o := p.train[i].landing.Owner; o != nil {
+			release(o)
+		}
+	}
+	p.n = 0
+	p.train[0].landing = Landing{}
 }

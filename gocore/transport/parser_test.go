@@ -21,6 +21,7 @@ import (
 type seen struct {
 	packets []string
 	largest int
+	most    int64 // places at a time
 	owners  ledger
 	refuse  int // Place fails at this packet, counted from 1; 0 never
 	short   bool
@@ -35,7 +36,9 @@ func (s *seen) Place(_ uint32, h *wire.Header) (Landing, error) {
 	if s.short {
 		n--
 	}
-	return Landing{Bytes: make([]byte, n), Owner: s.owners.lend(nil)}, nil
+	l := Landing{Bytes: make([]byte, n), Owner: s.owners.lend(nil)}
+	s.most = max(s.most, s.owners.lent.Load()-s.owners.released.Load())
+	return l, nil
 }
 
 func (s *seen) Arrived(_ uint32, h *wire.Header, l Landing) error {
@@ -52,7 +55,7 @@ func describePacket(h *wire.Header, payload []byte) string {
 
 // feed gives stream to p in pieces of random size, as readv would.
 func feed(p *parser, stream []byte, rng *rand.Rand, s sink) error {
-	var scratch [2]unix.Iovec
+	var scratch [vectorLen]unix.Iovec
 	for len(stream) > 0 {
 		vector, want := p.target(&scratch)
 		n := min(len(stream), 1+rng.IntN(want))
@@ -76,11 +79,19 @@ func feed(p *parser, stream []byte, rng *rand.Rand, s sink) error {
 
 // dumbParse reads the whole stream at once.
 func dumbParse(stream []byte) (packets []string, goodbye bool, err error) {
+	var last wire.Header
 	for len(stream) >= wire.HeaderBytes {
 		var h wire.Header
 		if err := h.Get(stream); err != nil {
 			return packets, goodbye, err
 		}
+		promised := last
+		promised.Packet++
+		promised.Ahead--
+		if last.Ahead > 0 && identity(h) != identity(promised) {
+			return packets, goodbye, fmt.Errorf("%+v follows, but %+v has announced another packet", h, last)
+		}
+		last = h
 		if goodbye {
 			return packets, goodbye, errors.New("a packet after the goodbye")
 		}
@@ -95,6 +106,11 @@ func dumbParse(stream []byte) (packets []string, goodbye bool, err error) {
 		stream = stream[h.WireLen:]
 	}
 	return packets, goodbye, nil
+}
+
+// identity is what a packet is announced by.
+func identity(h wire.Header) [6]uint64 {
+	return [6]uint64{uint64(h.Kind), uint64(h.Tensor), uint64(h.Packet), h.Round, uint64(h.WireLen), uint64(h.Ahead)}
 }
 
 // packetBytes is a packet as it travels.
@@ -112,7 +128,14 @@ func packetBytes(h wire.Header, payload int) []byte {
 func realStream(rng *rand.Rand, n int) (b []byte) {
 	for range n {
 		h := contrib(rng.Uint32N(100), 0)
-		switch rng.IntN(4) {
+		switch rng.IntN(5) {
+		case 4:
+			size := 1 + rng.IntN(1000)
+			for ahead := rng.IntN(wire.MaxAhead + 1); ahead >= 0; ahead-- {
+				h.Ahead = uint16(ahead)
+				b = append(b, packetBytes(h, size)...)
+				h.Packet++
+			}
 		case 0:
 			h.Kind, h.RawLen = wire.Empty, 1
 			b = append(b, packetBytes(h, 0)...)
@@ -137,15 +160,14 @@ func checkParser(t *testing.T, stream []byte, seed uint64) {
 	if fmt.Sprint(err) != fmt.Sprint(wantErr) || p.goodbye != goodbye {
 		t.Errorf("error %v, goodbye %v; expected %v, %v", err, p.goodbye, wantErr, goodbye)
 	}
+	if s.most > wire.MaxAhead+1 {
+		t.Errorf("%d places at once", s.most)
+	}
 	if s.largest > wire.PacketBytes {
 		t.Errorf("asked for a place of %d bytes", s.largest)
 	}
-	if o := p.abandon(); o != nil {
-		o.Release()
-	}
-	if p.abandon() != nil {
-		t.Error("the place of a packet is given up twice")
-	}
+	p.abandon(func(o Releaser) { o.Release() })
+	p.abandon(func(Releaser) { t.Error("the place of a packet is given up twice") })
 	s.owners.check(t)
 }
 
@@ -153,7 +175,13 @@ func TestParserAgainstADumbOne(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
 	for range 200 {
 		stream := realStream(rng, rng.IntN(20))
-		switch rng.IntN(5) {
+		switch rng.IntN(6) {
+		case 5: // not what was announced
+			h := contrib(1, 0)
+			h.Ahead = 2
+			stream = append(stream, packetBytes(h, 10)...)
+			[]func(){func() { h.Packet++ }, func() { h.Ahead-- }, func() { h.Round++ }, func() { h.Tensor++ }}[rng.IntN(4)]()
+			stream = append(stream, packetBytes(h, 10)...)
 		case 0:
 			stream = append(stream, packetBytes(wire.Header{Kind: wire.Goodbye}, 0)...)
 		case 1:
@@ -182,7 +210,9 @@ func TestParserWhenThereIsNoPlace(t *testing.T) {
 	if err := feed(&p, stream, rng, &s); err == nil || !strings.Contains(err.Error(), "9 bytes for a payload of 10") {
 		t.Errorf("a place that is too small: error %v", err)
 	}
-	if o := p.abandon(); o == nil {
+	given := 0
+	p.abandon(func(Releaser) { given++ })
+	if given != 1 {
 		t.Error("the place that was too small is not given back")
 	}
 }
@@ -191,7 +221,7 @@ func TestParserAllocatesNothing(t *testing.T) {
 	stream := packetBytes(contrib(1, 0), 100)
 	s := fixedSink{place: make([]byte, 100)}
 	var p parser
-	var scratch [2]unix.Iovec
+	var scratch [vectorLen]unix.Iovec
 	n := testing.AllocsPerRun(100, func() {
 		for left := stream; len(left) > 0; {
 			vector, want := p.target(&scratch)

@@ -57,6 +57,14 @@ func urgency(h *wire.Header) int64 {
 type packet struct {
 	run   *run
 	index int
+	ahead int // how many packets its header has announced; see batch.couple
+}
+
+// precedes tells whether next may be announced by p's header.
+func (p packet) precedes(next packet) bool {
+	a, b := &p.run.Header, &next.run.Header
+	return a.Tensor == b.Tensor && a.Packet+uint32(p.index)+1 == b.Packet+uint32(next.index) && a.Round == b.Round && a.Kind == b.Kind &&
+		(a.Kind == wire.Sum || a.Kind == wire.Contrib) && len(p.data()) > 0 && len(p.data()) == len(next.data())
 }
 
 func (p packet) last() bool { return p.index == p.run.packets-1 }
@@ -72,6 +80,7 @@ func (p packet) size() int { return wire.HeaderBytes + len(p.data()) }
 func (p packet) header() wire.Header {
 	h := p.run.Header
 	h.Packet += uint32(p.index)
+	h.Ahead = uint16(p.ahead)
 	h.WireLen = uint32(len(p.data()))
 	if h.WireLen > 0 {
 		h.RawLen = h.WireLen
@@ -83,33 +92,33 @@ func (p packet) header() wire.Header {
 }
 
 // queue is what waits for one connection: a heap of runs, most urgent first, equals
-// in the order of their Send. A packet that was partly written comes before all,
-// since the stream can carry nothing else until it is whole.
+// in the order of their Send. A packet that was partly written comes before all, and
+// those that it has announced after it: the stream can carry nothing else until then.
 type queue struct {
-	heap []*run
-	part packet // part.run is nil where no packet is partly written
-	sent int    // bytes of part, header included, that were written
+	heap  []*run
+	bound []packet // popped, in order; the first may be partly written
+	sent  int      // bytes of the first bound one, header included, that were written
 }
 
-func (q *queue) empty() bool { return len(q.heap) == 0 && q.part.run == nil }
+func (q *queue) empty() bool { return len(q.heap) == 0 && len(q.bound) == 0 }
 
-// urgency is that of the most urgent packet here; what waits behind a partly
-// written packet lends it its urgency. The queue is not empty.
+// urgency is that of the most urgent packet here; what waits behind bound packets
+// lends them its urgency. The queue is not empty.
 func (q *queue) urgency() int64 {
-	switch {
-	case q.part.run == nil:
-		return q.heap[0].urgency
-	case len(q.heap) == 0:
-		return q.part.run.urgency
+	most := int64(math.MinInt64)
+	if len(q.heap) > 0 {
+		most = q.heap[0].urgency
 	}
-	return max(q.part.run.urgency, q.heap[0].urgency)
+	for _, p := range q.bound {
+		most = max(most, p.run.urgency)
+	}
+	return most
 }
 
-// pop takes the next packet; the heap is not empty. The partly written packet is
-// not the heap's.
+// pop takes the next packet; the heap is not empty. Bound packets are not the heap's.
 func (q *queue) pop() packet {
 	r := q.heap[0]
-	p := packet{r, r.next}
+	p := packet{run: r, index: r.next}
 	r.begun = r.whole // at the top of the heap it stays there
 	if r.next++; r.next == r.packets {
 		q.removeTop()
@@ -127,8 +136,10 @@ func (q *queue) unpop(p packet) {
 
 // drain empties the queue and gives every run once to drop.
 func (q *queue) drain(drop func(*run)) {
-	if r := q.part.run; r != nil && r.next == r.packets { // else it is in the heap
-		drop(r)
+	for _, p := range q.bound {
+		if p.last() { // else its run is in the heap, or is that of a later one
+			drop(p.run)
+		}
 	}
 	for _, r := range q.heap {
 		drop(r)

@@ -14,9 +14,10 @@ import (
 )
 
 // dumbQueue is the second version: packets in a slice, sorted whenever one is
-// wanted. The partly written packet, if any, is first.
+// wanted. The first so many are bound, and sent bytes of the first one are written.
 type dumbQueue struct {
 	packets []dumbPacket
+	bound   int
 	sent    int
 }
 
@@ -26,20 +27,19 @@ type dumbPacket struct {
 	seq      uint64
 	index    int
 	size     int
+	number   uint32
+	ahead    int
 }
 
 func (d *dumbQueue) push(m Outgoing, seq uint64) {
 	for i := 0; i == 0 || i*wire.PacketBytes < len(m.Data); i++ {
 		d.packets = append(d.packets, dumbPacket{m.Header.Kind, m.Header.Priority, seq, i,
-			wire.HeaderBytes + min(wire.PacketBytes, len(m.Data)-i*wire.PacketBytes)})
+			wire.HeaderBytes + min(wire.PacketBytes, len(m.Data)-i*wire.PacketBytes), m.Header.Packet + uint32(i), 0})
 	}
 }
 
 func (d *dumbQueue) sort() {
-	rest := d.packets
-	if d.sent > 0 {
-		rest = rest[1:]
-	}
+	rest := d.packets[d.bound:]
 	slices.SortFunc(rest, func(a, b dumbPacket) int {
 		switch {
 		case (a.kind == wire.Goodbye) != (b.kind == wire.Goodbye):
@@ -63,26 +63,41 @@ func yes(first bool) int {
 }
 
 // batch is what fits in a batch; write takes n bytes off the front.
-func (d *dumbQueue) batch() (packets []dumbPacket, bytes int) {
+func (d *dumbQueue) batch(train int) (packets []dumbPacket, bytes int) {
 	d.sort()
 	bytes = -d.sent
-	for _, p := range d.packets {
-		if len(packets) == batchPackets || bytes >= batchBytes {
+	for i, p := range d.packets {
+		if i >= d.bound && (len(packets) == batchPackets || bytes >= batchBytes) {
 			break
 		}
 		packets = append(packets, p)
 		bytes += p.size
 	}
+	for i := d.bound; i < len(packets); i++ {
+		end := i
+		for end+1 < len(packets) && dumbPrecedes(packets[end], packets[end+1]) {
+			end++
+		}
+		packets[i].ahead = (end - i) % train
+		d.packets[i].ahead = packets[i].ahead
+	}
 	return packets, bytes
+}
+
+func dumbPrecedes(a, b dumbPacket) bool {
+	return a.kind == b.kind && (a.kind == wire.Sum || a.kind == wire.Contrib) && a.number+1 == b.number && a.size == b.size && a.size > wire.HeaderBytes
 }
 
 func (d *dumbQueue) write(n int) {
 	n += d.sent
 	for len(d.packets) > 0 && n >= d.packets[0].size {
 		n -= d.packets[0].size
+		d.bound = d.packets[0].ahead
 		d.packets = d.packets[1:]
 	}
-	d.sent = n
+	if d.sent = n; n > 0 {
+		d.bound = 1 + d.packets[0].ahead
+	}
 }
 
 func randomOutgoing(rng *rand.Rand) Outgoing {
@@ -90,6 +105,10 @@ func randomOutgoing(rng *rand.Rand) Outgoing {
 	m := Outgoing{Header: wire.Header{Kind: kinds[rng.IntN(4)], Priority: int32(rng.IntN(5) - 2), Packet: rng.Uint32N(100)}}
 	if m.Header.Kind != wire.Empty {
 		m.Data = make([]byte, rng.IntN(1<<rng.UintN(19)))
+	}
+	if rng.IntN(2) == 0 { // sums of one tensor, as an aggregator sends them
+		m.Header = wire.Header{Kind: wire.Sum, Packet: rng.Uint32N(8)}
+		m.Data = make([]byte, wire.PacketBytes)
 	}
 	return m
 }
@@ -103,6 +122,7 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 		var b batch
 		var seq uint64
 		finished := map[uint64]int{}
+		train := 1 + rng.IntN(wire.MaxAhead+1)
 		for step := 0; step < 40 || !q.empty(); step++ {
 			if step < 40 {
 				for range rng.IntN(8) {
@@ -118,11 +138,11 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 				continue
 			}
 			if rng.IntN(8) == 0 { // taken and given back untouched
-				b.fill(&q, batchBytes)
+				b.fill(&q, batchBytes, train)
 				b.putBack(&q)
 			}
-			b.fill(&q, batchBytes)
-			packets, bytes := d.batch()
+			b.fill(&q, batchBytes, train)
+			packets, bytes := d.batch(train)
 			if got := describe(&b); !slices.Equal(got, packets) {
 				t.Fatalf("batch\n%v, expected\n%v", got, packets)
 			}
@@ -170,10 +190,12 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 func describe(b *batch) (all []dumbPacket) {
 	for _, p := range b.packets[:b.n] {
 		h := p.header()
-		all = append(all, dumbPacket{h.Kind, h.Priority, p.run.seq, int(h.Packet - p.run.Header.Packet), p.size()})
+		all = append(all, dumbPacket{h.Kind, h.Priority, p.run.seq, int(h.Packet - p.run.Header.Packet), p.size(), h.Packet, int(h.Ahead)})
 	}
 	return all
 }
+
+const train = wire.MaxAhead + 1
 
 func TestDrainGivesEveryRunOnce(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
@@ -188,7 +210,7 @@ func TestDrainGivesEveryRunOnce(t *testing.T) {
 			q.push(r)
 			left[seq] = true
 		}
-		b.fill(&q, batchBytes)
+		b.fill(&q, batchBytes, train)
 		_, bytes := b.encode()
 		b.settle(rng.IntN(bytes + 1))
 		for _, p := range b.packets[:b.done] {
@@ -219,7 +241,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 		q.push(r)
 	}
 	push(3, 100)
-	b.fill(&q, batchBytes)
+	b.fill(&q, batchBytes, train)
 	b.settle(70)
 	b.putBack(&q)
 	if got := q.urgency(); got != 3<<1 {
@@ -233,7 +255,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 	if got := q.urgency(); got != 5<<1 {
 		t.Errorf("before something more urgent: %d", got)
 	}
-	b.fill(&q, batchBytes)
+	b.fill(&q, batchBytes, train)
 	if v, bytes := b.encode(); b.n != 3 || bytes != 94+2*65 || *v[0].Base != 0 || v[0].Len != 94 {
 		t.Errorf("resumed batch of %d packets, %d bytes, begins with %d", b.n, bytes, v[0].Len)
 	}
@@ -262,14 +284,14 @@ func TestHeadersOfARun(t *testing.T) {
 	r.init(&m, 1, ByPacket)
 	var got []string
 	for i := range r.packets {
-		h := packet{&r, i}.header()
+		h := packet{run: &r, index: i}.header()
 		got = append(got, fmt.Sprint(h.Packet, h.RawLen, h.WireLen))
 	}
 	if want := []string{"10 16384 16384", "11 16384 16384", "12 3 3"}; !slices.Equal(got, want) {
 		t.Errorf("headers %v, expected %v", got, want)
 	}
 	r.init(&Outgoing{Header: wire.Header{Kind: wire.Sum, RawLen: 128, WireLen: 128}}, 1, ByPacket)
-	if h := (packet{&r, 0}).header(); r.packets != 1 || h.RawLen != 128 || h.WireLen != 0 {
+	if h := (packet{run: &r}).header(); r.packets != 1 || h.RawLen != 128 || h.WireLen != 0 {
 		t.Errorf("sum of zeros: %d packets, %+v", r.packets, h)
 	}
 }

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// readsPerEvent and localPerTurn keep one busy peer, or this node's own
-	// packets, from holding up the others: about 256 KB a turn.
-	readsPerEvent = 8
-	localPerTurn  = 8
+	// bytesPerTurn and localPerTurn keep one busy peer, or this node's own packets,
+	// from holding up the others.
+	bytesPerTurn = 256 << 10
+	localPerTurn = 8
 
 	tickEvery = time.Second
 )
@@ -30,7 +30,7 @@ type receiver struct {
 	t        *Transport
 	poller   *poller
 	conns    map[uint32]*conn // adopted ones
-	vector   [2]unix.Iovec
+	vector   [vectorLen]unix.Iovec
 	nextTick time.Time
 
 	// Of the flows that share this node's link, by budget.go.
@@ -40,11 +40,13 @@ type receiver struct {
 	senders    []*conn
 	flows      []*inflow
 
+	out       writer      // what flush writes
+	flowing   bool        // packets came since the last sleep
 	ownHeader wire.Header // of the packet in Handler.Local; a field, so that it is not allocated
 }
 
 func newReceiver(t *Transport, p *poller) *receiver {
-	return &receiver{t: t, poller: p, conns: make(map[uint32]*conn)}
+	return &receiver{t: t, poller: p, out: writer{t: t}, conns: make(map[uint32]*conn)}
 }
 
 // run is the thread of the receive loop, and of the end of the data plane: whatever
@@ -77,19 +79,19 @@ func (r *receiver) guard(f func() error) (err error) {
 func (r *receiver) loop() error {
 	r.nextTick = time.Now().Add(tickEvery)
 	for {
-		inbox, busy, stop := r.intake()
+		events, err := r.poller.poll()
+		if err == nil && len(events) == 0 && r.idle() && r.doze() {
+			events, err = r.sleep()
+		}
+		if err != nil {
+			return err
+		}
+		inbox, stop := r.intake()
 		if stop {
 			return nil
 		}
 		for _, c := range inbox {
 			r.attend(c)
-		}
-		events, err := r.poller.poll()
-		if err == nil && len(events) == 0 && !busy && r.idle() && r.doze() {
-			events, err = r.poller.wait(time.Until(r.nextTick))
-		}
-		if err != nil {
-			return err
 		}
 		r.now = r.t.now()
 		for _, e := range r.poller.drain(events) {
@@ -98,11 +100,13 @@ func (r *receiver) loop() error {
 			} else if c != nil {
 				r.left(c)
 			}
+			r.flush()
 		}
 		r.readShares()
 		if err := r.local(); err != nil {
 			return err
 		}
+		r.flush()
 		r.budget()
 		if now := time.Now(); !now.Before(r.nextTick) {
 			r.nextTick = now.Add(tickEvery)
@@ -111,24 +115,41 @@ func (r *receiver) loop() error {
 	}
 }
 
-// intake takes the inbox, and tells whether packets to this node itself wait and
-// whether the transport stops.
-func (r *receiver) intake() (inbox []*conn, busy, stop bool) {
+// sleep waits for events. Where packets come all the time, they come soon.
+func (r *receiver) sleep() ([]unix.EpollEvent, error) {
+	if r.flowing {
+		r.flowing = false
+		if events, err := r.poller.wait(napTime); err != nil || len(events) > 0 {
+			return events, err
+		}
+	}
+	return r.poller.wait(time.Until(r.nextTick))
+}
+
+// intake begins a turn: it takes the inbox, and tells whether the transport stops.
+func (r *receiver) intake() (inbox []*conn, stop bool) {
 	t := r.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	inbox, t.mu.inbox = t.mu.inbox, nil
-	t.mu.receiveSleeps = false
-	return inbox, !t.mu.local.empty(), t.mu.stopped
+	t.mu.receiveSleeps, t.mu.turning = false, true
+	return inbox, t.mu.stopped
 }
 
-// idle tells whether the loop may sleep; from then on who gives it work wakes it.
+// idle tells whether the loop may sleep; from then on who gives it work, or the send
+// loop, wakes them.
 func (r *receiver) idle() bool {
 	t := r.t
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.mu.receiveSleeps = len(t.mu.inbox) == 0 && t.mu.local.empty() && !t.mu.stopped
-	return t.mu.receiveSleeps
+	sleeps := t.mu.receiveSleeps
+	t.mu.turning = !sleeps
+	t.mu.Unlock()
+	if sleeps {
+		_, wake := r.pick(true) // what came since the last flush
+		t.wake(wake)
+	}
+	return sleeps
 }
 
 // doze tells the peers that share memory with this node that it sleeps; false where
@@ -152,6 +173,7 @@ func (r *receiver) readShares() {
 		c := r.shares[i]
 		c.near.in.sleeps.Store(0)
 		r.read(c)
+		r.flush()
 	}
 }
 
@@ -217,10 +239,10 @@ func (r *receiver) adopt(c *conn) {
 
 // read takes what c has, up to a limit; what is left brings another event.
 func (r *receiver) read(c *conn) {
-	for range readsPerEvent {
+	for left := bytesPerTurn; left > 0; {
 		vector, bytes := c.parser.target(&r.vector)
 		n, errno := r.t.read(c, vector)
-		r.vector = [2]unix.Iovec{} // as batch.forget
+		clear(vector) // as batch.forget
 		switch {
 		case errno == unix.EAGAIN:
 			return
@@ -231,6 +253,7 @@ func (r *receiver) read(c *conn) {
 			r.hangup(c)
 			return
 		}
+		left -= n
 		c.in.took(r.now, n)
 		if err := c.parser.took(n, r); err != nil {
 			r.t.count.malformed.Add(1)
@@ -255,6 +278,7 @@ func (r *receiver) Arrived(peer uint32, h *wire.Header, l Landing) error {
 		r.t.told(peer, float64(h.Round))
 		return nil
 	}
+	r.flowing = true
 	r.t.count.packetsReceived.Add(1)
 	r.t.count.bytesReceived.Add(uint64(h.WireLen))
 	return r.t.handler.Arrived(peer, h, l)
@@ -311,7 +335,7 @@ func (r *receiver) end(c *conn, cause error) {
 	r.shares = slices.DeleteFunc(r.shares, func(s *conn) bool { return s == c })
 	r.close(c)
 	t.drop(&dropped)
-	t.release(c.parser.abandon())
+	c.parser.abandon(t.release)
 	if cause != nil {
 		cause = fmt.Errorf("data connection with %s at %s: %w", name(c.peer), c.addr, cause)
 	}

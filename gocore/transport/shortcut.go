@@ -16,7 +16,7 @@ const shortBytes = 8 << 10
 // short takes r, which was just queued for c, for writing at once, if that may be. mu
 // is held.
 func (t *Transport) short(c *conn, r *run) bool {
-	if !t.mu.sendSleeps || t.mu.shortcut || !c.writable || c.writing || len(c.queue.heap) != 1 || c.queue.part.run != nil ||
+	if !t.mu.sendSleeps || t.mu.shortcut || !c.writable || c.writing || len(c.queue.heap) != 1 || len(c.queue.bound) > 0 ||
 		r.packets != 1 || len(r.Data) > shortBytes {
 		return false
 	}

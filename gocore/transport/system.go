@@ -108,16 +108,27 @@ func (p *poller) poll() ([]unix.EpollEvent, error) {
 	return p.events[:n], nil
 }
 
-// wait sleeps until there are events or d is over. It goes through Go's scheduler,
-// so that others run meanwhile. A kernel before 5.11 has no epoll_pwait2 and rounds
-// d up to a millisecond.
+// napTime is the longest sleep in which a loop keeps its place in Go's scheduler.
+// Giving it up and finding one again is a good part of what a wake-up costs. Go's
+// garbage collector may have to wait for so long.
+const napTime = time.Millisecond
+
+// wait sleeps until there are events or d is over. Unless it is short, it goes through
+// Go's scheduler, so that others run meanwhile. A kernel before 5.11 has no
+// epoll_pwait2 and rounds d up to a millisecond.
 func (p *poller) wait(d time.Duration) ([]unix.EpollEvent, error) {
 	limit := unix.NsecToTimespec(int64(max(d, 0)))
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(p.epoll), uintptr(unsafe.Pointer(&p.events[0])),
-		uintptr(len(p.events)), uintptr(unsafe.Pointer(&limit)), 0, 0)
+	events, room, until := unsafe.Pointer(&p.events[0]), uintptr(len(p.events)), unsafe.Pointer(&limit)
+	var n uintptr
+	var errno unix.Errno
+	if d <= napTime {
+		n, _, errno = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(p.epoll), uintptr(events), room, uintptr(until), 0, 0)
+	} else {
+		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(p.epoll), uintptr(events), room, uintptr(until), 0, 0)
+	}
 	if errno == unix.ENOSYS {
-		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll), uintptr(unsafe.Pointer(&p.events[0])),
-			uintptr(len(p.events)), uintptr(min((d+time.Millisecond-1)/time.Millisecond, math.MaxInt32)), 0, 0)
+		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll), uintptr(events), room,
+			uintptr(min((d+time.Millisecond-1)/time.Millisecond, math.MaxInt32)), 0, 0)
 	}
 	if errno == unix.EINTR {
 		return nil, nil

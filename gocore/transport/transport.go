@@ -72,6 +72,7 @@ type Transport struct {
 		sendSleeps       bool          // the send loop waits in epoll: who gives it work wakes it
 		sendWakes        time.Duration // when it wakes by itself
 		receiveSleeps    bool
+		turning          bool          // the receive loop is at work and flushes what is sent meanwhile
 		changed          chan struct{} // closed and made anew whenever table changes or local runs empty
 	}
 	quiet sync.Cond // on mu: some conn's writing went false
@@ -193,6 +194,8 @@ func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, short, queu
 		return nil, false, false
 	case c == nil:
 		return t.wakeReceiver(), false, true
+	case t.mu.turning && t.mu.sendSleeps:
+		return nil, false, true
 	case t.short(c, r):
 		return nil, true, true
 	case c.writable && t.mu.table.due(c, c.queue.urgency()) < t.mu.sendWakes:

@@ -29,13 +29,14 @@ type writer struct {
 
 // take fills the batch from c's queue. mu is held.
 func (w *writer) take(c *conn) {
-	limit := batchBytes
+	limit, train := batchBytes, wire.MaxAhead+1
 	if c.far {
 		limit = min(w.t.mu.table.link.commit(w.now), c.out.commit(w.now))
+		train = min(train, c.out.train())
 	}
 	w.conn = c
 	c.writing = true
-	w.batch.fill(&c.queue, limit)
+	w.batch.fill(&c.queue, limit, train)
 }
 
 // finish gives back the connection in hand with what was not written. mu is held;

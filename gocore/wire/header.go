@@ -67,6 +67,7 @@ type Header struct {
 	Generation   uint32 // deaths that the sender knows of
 	Priority     int32  // larger is more urgent
 	Contributors uint16 // Sum: how many workers took part
+	Ahead        uint16 // how many packets of the same length follow directly, with the next numbers of this tensor and round
 	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of payload that follow
 }
@@ -86,7 +87,7 @@ func (h *Header) Put(b []byte) {
 	le.PutUint32(b[36:], h.Generation)
 	le.PutUint32(b[40:], uint32(h.Priority))
 	le.PutUint16(b[44:], h.Contributors)
-	le.PutUint16(b[46:], 0)
+	le.PutUint16(b[46:], h.Ahead)
 	le.PutUint32(b[48:], h.RawLen)
 	le.PutUint32(b[52:], h.WireLen)
 	le.PutUint32(b[56:], 0)
@@ -114,7 +115,7 @@ func (h *Header) Get(b []byte) error {
 		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: b[7],
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]), Epoch: le.Uint32(b[20:]),
 		Round: le.Uint64(b[24:]), Plan: le.Uint32(b[32:]), Generation: le.Uint32(b[36:]),
-		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]),
+		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]), Ahead: le.Uint16(b[46:]),
 		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
 	}
 	return h.check()
@@ -153,7 +154,10 @@ func (h *Header) check() error {
 	case State:
 		return fmt.Errorf("state packets are not spoken yet")
 	}
-	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run) > MaxTensorBytes/PacketBytes {
+	if h.Ahead > MaxAhead || h.Ahead > 0 && (h.Kind != Contrib && h.Kind != Sum || h.WireLen == 0) {
+		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
+	}
+	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {
 		return fmt.Errorf("tensor %d packet %d (run %d) is out of range", h.Tensor, h.Packet, h.Run)
 	}
 	return nil

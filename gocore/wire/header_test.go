@@ -12,7 +12,7 @@ import (
 // real is one header of each kind that nodes send, all fields distinct.
 func real() []Header {
 	return []Header{
-		{Kind: Contrib, DType: Float32, Tensor: 1, Packet: 2, Run: 1, Round: 3 << 40, Epoch: 4, Plan: 5, Generation: 6, Priority: -7, RawLen: 1024, WireLen: 1024},
+		{Kind: Contrib, DType: Float32, Tensor: 1, Packet: 2, Run: 1, Round: 3 << 40, Ahead: MaxAhead, Epoch: 4, Plan: 5, Generation: 6, Priority: -7, RawLen: 1024, WireLen: 1024},
 		{Kind: Contrib, Flags: FlagAgain, DType: Float64, Op: OpMean, Tensor: MaxTensors - 1, Packet: MaxTensorBytes/PacketBytes - 1, Run: 1, Round: 9, Priority: math.MaxInt32, RawLen: PacketBytes, WireLen: PacketBytes},
 		{Kind: Sum, Flags: FlagScaled, DType: Bool, Op: OpMean, Tensor: 10, Run: 1, Round: 11, Priority: math.MinInt32, Contributors: 12, RawLen: 13, WireLen: 13},
 		{Kind: Sum, DType: BFloat16, Tensor: 14, Run: 1, Round: 15, Contributors: 16, RawLen: 18},
@@ -41,9 +41,9 @@ func TestHeaderComesBack(t *testing.T) {
 func TestHeaderLayout(t *testing.T) {
 	h := Header{Kind: 1, Flags: 2, DType: 3, Op: 4, Codec: 5, Tensor: 0x0d0c0b0a, Packet: 0x1d1c1b1a, Run: 0x2d2c2b2a,
 		Epoch: 0x3d3c3b3a, Round: 0x4847464544434241, Plan: 0x5d5c5b5a, Generation: 0x6d6c6b6a, Priority: 0x7d7c7b7a,
-		Contributors: 0x8281, RawLen: 0x9d9c9b9a, WireLen: 0xadacabaa}
+		Contributors: 0x8281, Ahead: 0x9291, RawLen: 0x9d9c9b9a, WireLen: 0xadacabaa}
 	want := "FP" + "\x01\x01\x02\x03\x04\x05" + "\x0a\x0b\x0c\x0d" + "\x1a\x1b\x1c\x1d" + "\x2a\x2b\x2c\x2d" + "\x3a\x3b\x3c\x3d" +
-		"ABCDEFGH" + "\x5a\x5b\x5c\x5d" + "\x6a\x6b\x6c\x6d" + "\x7a\x7b\x7c\x7d" + "\x81\x82" + "\x00\x00" +
+		"ABCDEFGH" + "\x5a\x5b\x5c\x5d" + "\x6a\x6b\x6c\x6d" + "\x7a\x7b\x7c\x7d" + "\x81\x82" + "\x91\x92" +
 		"\x9a\x9b\x9c\x9d" + "\xaa\xab\xac\xad" + "\x00\x00\x00\x00"
 	if got := string(encode(h)[:60]); got != want {
 		t.Errorf("layout\n%x, expected\n%x", got, want)
@@ -74,6 +74,10 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 		"kind 0":               {contrib, func(h *Header) { h.Kind = 0 }, "kind"},
 		"kind beyond":          {contrib, func(h *Header) { h.Kind = kindEnd }, "kind"},
 		"state":                {contrib, func(h *Header) { h.Kind = State }, "state"},
+		"ahead beyond":         {contrib, func(h *Header) { h.Ahead = MaxAhead + 1 }, "announces"},
+		"empty ahead":          {empty, func(h *Header) { h.Ahead = 1 }, "announces"},
+		"zero sum ahead":       {real()[3], func(h *Header) { h.Ahead = 1 }, "announces"},
+		"ahead out of range":   {real()[1], func(h *Header) { h.Ahead = 1 }, "range"},
 		"flag beyond":          {contrib, func(h *Header) { h.Flags = flagEnd }, "flags"},
 		"operation":            {contrib, func(h *Header) { h.Op = opEnd }, "operation"},
 		"codec":                {contrib, func(h *Header) { h.Codec = 1 }, "codec"},

@@ -7,6 +7,10 @@ const (
 	// What a system call costs does not depend on it: one carries many.
 	PacketBytes = 16 << 10
 
+	// MaxAhead bounds the packets that one header announces besides its own, and so
+	// what a receiver keeps ready for them: 128 KB with its own.
+	MaxAhead = 7
+
 	// MaxRun bounds the packets that one Empty speaks for: 128 MB. An aggregator
 	// keeps a few hundred bytes for each.
 	MaxRun = 8192
