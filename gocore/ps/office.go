@@ -244,6 +244,11 @@ func (o *Office) send(m *Message) error {
 		m.Failure = m.Failure[:maxFailure] + "..."
 	}
 	meta, frames := m.Encode()
+	for _, frame := range frames {
+		if len(frame) > van.MaxFrame {
+			return fault.New(fault.Value, "%d bytes for one server in one request, at most %d", len(frame), van.MaxFrame)
+		}
+	}
 	return o.post.Send(m.Peer, meta, frames...)
 }
 
