@@ -20,6 +20,9 @@ from .postoffice import SLICE_MS, Postoffice, default_timeout
 
 _log = logging.getLogger("fptps")
 
+PATIENCE_S: Final = 5.0
+"""How long a simple request waits for its handle; as long as the core keeps one for its app."""
+
 Event = dict[str, Any]
 """What the core tells: pybind/ps.go has the names."""
 
@@ -70,7 +73,9 @@ class SimpleApp:
         self._changed = threading.Condition()
         self._outcomes: dict[int, Outcome] = {}  # of requests that are under way, or have something to tell
         self._stopped = False
-        self._simple_handle: Callable[[SimpleData, SimpleApp], None] = _acknowledge
+        self._simple_handle: Callable[[SimpleData, SimpleApp], None] | None = None
+        self._early: list[SimpleData] = []  # simple requests that came before their handle
+        self._patience = time.monotonic() + PATIENCE_S
         self._response_handle: Callable[[SimpleData, SimpleApp], None] | None = None
         self._thread: threading.Thread | None = None
         _core.ps_customer(self._handle, app_id, customer_id)
@@ -90,7 +95,8 @@ class SimpleApp:
     def set_request_handle(self, handle: Callable[[SimpleData, SimpleApp], None]) -> None:
         """Has handle(request, app) called for each simple request. It calls app.response(request), then or later.
 
-        Before it is set, requests are answered with an empty body.
+        Requests wait for it until 5 s after the app's start. From then on, without it, they are answered with an empty
+        body.
         """
         self._simple_handle = handle
 
@@ -165,25 +171,40 @@ class SimpleApp:
                 told = self._core.ps_next(self._handle, *self._id, SLICE_MS)
             except OF_CORE:
                 return  # the node is closed
+            self._serve_simple()
             if told:
                 self._take(told, json.loads(told))
 
     def _take(self, told: str, event: Event) -> None:
         if event["kind"] == "result":
             self._end(event)
-            return
+        elif event["kind"] == "response":
+            handle = self._response_handle
+            if handle is not None:
+                self._guard("", handle, self._data(told, event), self)
+        elif event["simple"]:
+            self._early.append(self._data(told, event))
+            self._serve_simple()
+        else:
+            self._guard(told, self._serve, told, event)
+
+    def _guard(self, told: str, handle: Callable[..., None], *arguments: Any) -> None:
+        """Calls a handle; its exception answers the request, where it is one."""
         try:
-            if event["kind"] == "response":
-                if self._response_handle is not None:
-                    self._response_handle(self._data(told, event), self)
-            elif event["simple"]:
-                self._simple_handle(self._data(told, event), self)
-            else:
-                self._serve(told, event)
+            handle(*arguments)
         except Exception as error:
             _log.exception("a handle of app %d failed", self._id[0])
-            if event["kind"] == "request":
+            if told:
                 self._fail(told, error)
+
+    def _serve_simple(self) -> None:
+        """Has the simple requests served, once there is a handle for them or none is waited for any more."""
+        handle = self._simple_handle
+        if handle is None and time.monotonic() < self._patience:
+            return
+        while self._early:
+            request = self._early.pop(0)
+            self._guard(request._event, handle or _acknowledge, request, self)
 
     def _fail(self, told: str, error: Exception) -> None:
         """Answers a request with an exception."""
