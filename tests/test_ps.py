@@ -195,6 +195,13 @@ def test_same_customer_twice(kv):
         ps.KVWorker(0, 0)
 
 
+def test_customer_too_many(kv):
+    """The cluster is complete: it has no place for another customer. The first one goes on."""
+    with pytest.raises(fptps.ConfigError, match="customer 1 started after"):
+        ps.start(1)
+    assert kv.wait(kv.push([8], [1.0])) is None
+
+
 def test_before_start_and_after(monkeypatch):
     for name in ("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"):
         monkeypatch.delenv(name, raising=False)

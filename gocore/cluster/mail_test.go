@@ -113,6 +113,7 @@ func TestUnderASchedulerOfPSLite(t *testing.T) {
 				t.Fatalf("passed without an answer: %s", <-passed)
 			}
 			b.fromPSLite("ps1", answer)
+			answer.Control.BarrierGroup, answer.CustomerId = proto.Int32(99), proto.Int32(5) // or what was in its memory
 			got := map[string]bool{}
 			for range want {
 				got[<-passed] = true

@@ -139,6 +139,7 @@ class Postoffice:
         from .. import _core
 
         with self._lock:
+            first = not self._handle
             if self._handle:
                 ticket = _core.ps_enter(self._handle, customer_id)
             else:
@@ -147,7 +148,8 @@ class Postoffice:
         try:
             self.wait(ticket, default_timeout() + MARGIN_S if self._role_given() != "scheduler" else math.inf)
         except BaseException:
-            self._leave(orderly=False)
+            if first:
+                self._leave(orderly=False)
             raise
 
     def finalize(self, customer_id: int, do_barrier: bool) -> None:
