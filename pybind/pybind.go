@@ -294,6 +294,9 @@ func Free(h int64) (zero int64, err error) {
 		return 0, nil
 	}
 	delete(handles.open, h)
+	for _, a := range found.apps {
+		a.Close()
+	}
 	found.node.Tickets.Notify(nil)
 	if found.notify >= 0 {
 		unix.Close(found.notify)

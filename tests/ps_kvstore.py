@@ -1,16 +1,39 @@
-"""A worker and a server that speak MXNet's kvstore: python -m ps_kvstore worker ROUNDS, or: server keep."""
+"""A worker and a server that speak MXNet's kvstore: python -m ps_kvstore worker ROUNDS, or: server, or: refused."""
 
 import json
 import sys
 
 import numpy as np
 
+import fptps
 from fptps import ps
 from fptps.ps.mxnet import DTYPES, Command, MXNetStore, pair
 
 SHAPES = {3: ("float32", 5), 4: ("float64", 6), 5: ("float16", 7), 6: ("float64", 8), 7: ("float32", 1000)}
 BOUND = 100
 """Elements from which MXNET_KVSTORE_BIGARRAY_BOUND has an array cut among all servers."""
+SERVER = [sys.executable, "-m", "fptps.ps.mxnet"]
+KEEPING_SERVER = [sys.executable, "-m", "ps_kvstore", "server"]
+WORKER = [sys.executable, "-m", "ps_kvstore", "worker", "3"]
+SETTINGS = {"MXNET_KVSTORE_BIGARRAY_BOUND": str(BOUND), "OMP_NUM_THREADS": "1"}
+
+
+def results(outputs):
+    """What the workers printed, by rank."""
+    found = [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
+    return sorted(found, key=lambda result: result["rank"])
+
+
+def expected(workers, rounds, keep):
+    """The values of all keys after each round: the sum of all pushes, or all sums so far and the ones of init()."""
+    held = {key: np.ones(size) for key, (_, size) in SHAPES.items()}
+    all_rounds = []
+    for number in range(rounds):
+        for key, (_, size) in SHAPES.items():
+            total = sum(np.arange(size) * (rank + 1) + number for rank in range(workers))
+            held[key] = held[key] + total if keep else total
+        all_rounds.append([held[key].tolist() for key in sorted(SHAPES)])
+    return all_rounds
 
 
 def encode(key, size, itemsize):
@@ -56,6 +79,43 @@ def worker(rounds):
     ps.finalize()
 
 
+def refused_worker():
+    """Asks for what the store does not serve, then for an optimizer, after which it serves nothing."""
+    ps.start()
+    kv = ps.KVWorker(0, 0, "uint8")
+    key = ps.Postoffice.get().server_key_ranges()[0].begin + 3
+    data = np.ones(4, np.float32).view(np.uint8)
+
+    def error(timestamp):
+        try:
+            kv.wait(timestamp)
+        except fptps.RemoteError as refusal:
+            return str(refusal).partition("with an error: ")[2]
+        return ""
+
+    def push(command, values=data):
+        return kv.push([key], values, [values.size], command)
+
+    def request(head):
+        return kv.request(head, b"", ps.SERVER_GROUP)
+
+    errors = [
+        error(kv.pull([key], cmd=pair(0, 0))),
+        error(push(pair(1, 0))),
+        error(push(pair(0, 40))),
+        error(push(-1)),
+        error(push(pair(0, 0))),  # init
+        error(push(pair(0, 0))),  # not dist_sync yet
+        error(request(Command.SYNC_MODE)),
+        error(push(pair(0, 0), data[:8])),
+        error(request(77)),
+        error(request(Command.CONTROLLER)),
+        error(kv.pull([key], cmd=pair(0, 0))),
+    ]
+    print(json.dumps(errors), flush=True)
+    ps.finalize()
+
+
 def keeping_server():
     """A server that adds every sum to what the key has."""
     ps.start()
@@ -64,4 +124,4 @@ def keeping_server():
 
 
 if __name__ == "__main__":
-    worker(int(sys.argv[2])) if sys.argv[1] == "worker" else keeping_server()
+    {"worker": lambda: worker(int(sys.argv[2])), "refused": refused_worker, "server": keeping_server}[sys.argv[1]]()

@@ -3,14 +3,12 @@
 `make peers` installs MXNet in .venv-mxnet; without it these tests are skipped.
 """
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ps_cluster import SCHEDULER, run
-from ps_kvstore import BOUND, SHAPES
+from ps_kvstore import KEEPING_SERVER, SERVER, SETTINGS, WORKER, expected, results
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-mxnet" / "bin" / "python"
@@ -24,28 +22,6 @@ pytestmark = [
 MXNET = [str(PYTHON), "-c", "import mxnet"]
 """MXNet's server or scheduler: it takes its role as it is imported, and ends with it."""
 MXNET_WORKER = [str(PYTHON), str(PROGRAMS / "kvstore.py"), "3"]
-SERVER = [sys.executable, "-m", "fptps.ps.mxnet"]
-KEEPING_SERVER = [sys.executable, "-m", "ps_kvstore", "server"]
-WORKER = [sys.executable, "-m", "ps_kvstore", "worker", "3"]
-SETTINGS = {"MXNET_KVSTORE_BIGARRAY_BOUND": str(BOUND), "OMP_NUM_THREADS": "1"}
-
-
-def results(outputs):
-    """What the workers printed, by rank."""
-    found = [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
-    return sorted(found, key=lambda result: result["rank"])
-
-
-def expected(workers, rounds, keep):
-    """The values of all keys after each round: the sum of all pushes, or all sums so far and the ones of init()."""
-    held = {key: np.ones(size) for key, (_, size) in SHAPES.items()}
-    all_rounds = []
-    for number in range(rounds):
-        for key, (_, size) in SHAPES.items():
-            total = sum(np.arange(size) * (rank + 1) + number for rank in range(workers))
-            held[key] = held[key] + total if keep else total
-        all_rounds.append([held[key].tolist() for key in sorted(SHAPES)])
-    return all_rounds
 
 
 @pytest.mark.parametrize(
