@@ -32,7 +32,8 @@ def test_refusals():
     got = json.loads(outputs[2][0])
     says = [
         "key 3 has no value yet: init it first", "ROW_SPARSE", "dtype 40", "command -1", "",
-        "dist_async needs an updater", "", "key 3: 2 values of float32 pushed, it has 4 of float32", "command 77", "CONTROLLER", "CONTROLLER",
+        "dist_async needs an updater", "",
+        "key 3: 2 values of float32 pushed, it has 4 of float32", "command 77", "CONTROLLER", "CONTROLLER",
     ]  # fmt: skip
     assert len(got) == len(says)
     for error, text in zip(got, says):

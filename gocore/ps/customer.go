@@ -184,8 +184,8 @@ func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
 	return ts, nil
 }
 
-// Exchange pushes values, pulls them, or both. Keys and what k refers to have to be
-// the caller's no more; the values are not used after the return.
+// Exchange pushes values, pulls them, or both. Keys and Lens are kept until the end of
+// the request, the values not beyond the return.
 func (c *Customer) Exchange(push, pull bool, k KVs, command, priority int32) (int32, error) {
 	if err := k.check(push); err != nil {
 		return 0, fault.New(fault.Value, "%v", err)

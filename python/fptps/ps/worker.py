@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import locate
+from ..arrays import Place, locate, number_of
 from .app import Event, SimpleApp
-from .values import Array, address, check_dtype, dtype_of, keys_of, lens_of, values_of
+from .values import Array, address, check_dtype, keys_of, lens_of, values_of
 
 PUSH, PULL = 1, 2
+NOWHERE = Place(0, 0, 0, None)
 
 
 class KVWorker(SimpleApp):
@@ -96,11 +97,7 @@ class KVWorker(SimpleApp):
             check_dtype(locate(out, write=True).dtype, self.dtype, "the array to fill")
         if out_lens is not None and out_lens.size != asked.size:
             raise ValueError(f"lens for {out_lens.size} keys, and there are {asked.size}")
-        number, place, nbytes, keep = 0, 0, 0, None
-        if flags & PUSH and asked.size:
-            number, place, nbytes, keep = values_of(vals, self.dtype)
-        else:
-            number = locate(np.zeros(1, self.dtype), write=False).dtype
+        place = values_of(vals, self.dtype) if flags & PUSH and asked.size else NOWHERE
         sent = None if lens is None else lens_of(lens)
 
         def finish(event: Event) -> Any:
@@ -108,10 +105,9 @@ class KVWorker(SimpleApp):
 
         with self._changed:  # its end must not be told before it is known
             timestamp = self._core.ps_exchange(
-                self._handle, *self._id, flags, cmd, priority, number, address(asked), asked.size,
-                place, nbytes, address(sent), 0 if sent is None else sent.size,
+                self._handle, *self._id, flags, cmd, priority, number_of(self.dtype), address(asked), asked.size,
+                place.address, place.nbytes, address(sent), 0 if sent is None else sent.size,
             )  # fmt: skip
-            del keep
             return self._sent(timestamp, finish if flags & PULL else None, callback)
 
     def _fill(self, event: Event, keys: Array, out: Any, lens: Array | None) -> Any:
@@ -119,16 +115,13 @@ class KVWorker(SimpleApp):
         if not keys.size:
             return np.empty(0, self.dtype) if out is None else None
         check_dtype(event["dtype"], self.dtype, "the values of the answer")
-        count = event["bytes"] // dtype_of(event["dtype"]).itemsize
+        count = event["bytes"] // self.dtype.itemsize
         target = np.empty(count, self.dtype) if out is None else out
-        place = locate(target, write=True) if count else None
-        held = 0 if place is None else place.nbytes
-        if out is not None and locate(out, write=True).nbytes != event["bytes"]:
+        place = NOWHERE if out is None and not count else locate(target, write=True)
+        if place.nbytes != event["bytes"]:
             raise ValueError(f"the answer has {count} values, and the array to fill another number")
         told = np.full(keys.size, count // keys.size, np.int32)
-        given = told if event["lens"] else None
-        assert held == event["bytes"]
-        self._core.ps_take(self._handle, *self._id, 0, 0 if place is None else place.address, address(given))
+        self._core.ps_take(self._handle, *self._id, 0, place.address, address(told) if event["lens"] else 0)
         if lens is not None:
             lens[...] = told.reshape(lens.shape)
         return target if out is None else None
