@@ -14,7 +14,7 @@ PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi'
 WHEEL_SOURCES := $(GO_SOURCES) $(PYTHON_SOURCES) go.mod go.sum setup.py pyproject.toml scripts/system_packages.py LICENSE README.md
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format test-go test-python race fuzz peers wheel sdist proto docs clean system FORCE
+.PHONY: help setup demo test lint format test-go test-python race fuzz peers bench wheel sdist proto docs clean system FORCE
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -59,6 +59,12 @@ peers: setup .venv-mxnet/peers.stamp ## what benchmarks/ compares with: mpi4py i
 	$(BIN)/pip install -q --group peers
 	@for tool in iperf3:iperf3 mpirun:openmpi-bin; do command -v $${tool%:*} >/dev/null || \
 		echo "$${tool%:*} is not installed (Debian: apt-get install $${tool#*:})"; done
+
+bench: peers ## fptps beside its peers, and on shaped links (half an hour): docs/performance.md
+	$(BIN)/pip install -q --group plots
+	$(BIN)/python -m benchmarks.compare --seconds 1.5 --output build/benchmarks/compare.json
+	$(BIN)/python -m benchmarks.shaped --output build/benchmarks/shaped.json
+	$(BIN)/python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json --docs docs
 
 wheel: $(VENV)/dev.stamp build/manylinux.stamp ## manylinux wheel with libzmq inside, into dist/
 

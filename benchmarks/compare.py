@@ -25,7 +25,7 @@ import click
 from tabulate import tabulate
 from tqdm import tqdm
 
-from .scenarios import FPTPS, PEERS, SCENARIOS, Scenario, fptps_command, peer_command
+from .scenarios import FPTPS, PEERS, SCENARIOS, Scenario, fptps_commands, peer_command
 from .summary import GOODPUT, HEADERS, Row, cells, rows, turns
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,9 +145,9 @@ def figures(code: int, output: str, errors: str) -> dict[str, Any]:
     return found
 
 
-def commands_of(scenario: Scenario, peers: list[str], fptps: list[str], seconds: float) -> dict[str, list[str]]:
+def commands_of(scenario: Scenario, peers: list[str], program: list[str], seconds: float) -> dict[str, list[str]]:
     """Of fptps and of the chosen peers that the scenario has."""
-    chosen = {FPTPS: fptps}
+    chosen = fptps_commands(program, scenario, seconds)
     chosen.update({peer: peer_command(peer, scenario, seconds) for peer in scenario.peers if peer in peers})
     return chosen
 
@@ -212,7 +212,6 @@ def kept(comparison: Comparison, path: Path) -> Iterator[None]:
 @click.option("--peer", "peers", multiple=True, type=click.Choice(list(PEERS)), help="Only this; repeatable.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.01), default=3.0, show_default=True, help="Of each timed part.")
-@click.option("--van", type=click.Choice(["tcp", "shm", "auto"]), help="How fptps's packets travel.")
 @click.option("--fptps", "program", help="The command fptps.  [default: this Python's]")
 @click.option(
     "--output",
@@ -224,7 +223,6 @@ def main(
     peers: tuple[str, ...],
     rounds: int,
     seconds: float,
-    van: str | None,
     program: str | None,
     output: Path | None,
 ) -> None:
@@ -232,11 +230,7 @@ def main(
     now = datetime.now(timezone.utc)
     comparison = Comparison(now.isoformat(timespec="seconds"), machine(), commit(), rounds, seconds)
     fptps = shlex.split(program) if program else [sys.executable, "-m", "fptps"]
-    plan = {
-        s: commands_of(s, list(peers or PEERS), fptps_command(fptps, s, seconds, van), seconds)
-        for s in SCENARIOS
-        if not names or s.name in names
-    }
+    plan = {s: commands_of(s, list(peers or PEERS), fptps, seconds) for s in SCENARIOS if not names or s.name in names}
     path = output or ROOT / "build" / "benchmarks" / f"{now:%Y-%m-%dT%H-%M-%S}.json"
     with kept(comparison, path), tqdm(total=rounds * sum(map(len, plan.values())), file=sys.stderr) as bar:
         for scenario, commands in plan.items():

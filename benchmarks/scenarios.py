@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 FPTPS: Final = "fptps"
+FPTPS_TCP: Final = "fptps tcp"
+"""The same, kept off shared memory."""
+KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 PEERS: Final = {
@@ -46,16 +49,18 @@ SCENARIOS: Final = (
     # Without servers fptps has as many processes as an all-reduce has.
     Scenario("2x0", 2, 0, 4 * MIB, 16, REDUCERS),
     Scenario("4x0", 4, 0, 4 * MIB, 16, REDUCERS),
+    Scenario("1x1 16 KB", 1, 1, 16 * KIB, 16, ("mxnet", "epoll", "ring")),
+    Scenario("1x1 256 KB", 1, 1, 256 * KIB, 16, ("mxnet", "epoll", "ring")),
     Scenario("1x1 4 KB", 1, 1, 4096, 1, (*STORES, "epoll", "ring")),
     Scenario("4x4 4 KB", 4, 4, 4096, 1, (*STORES, *REDUCERS)),
 )
 
 
-def fptps_command(program: list[str], scenario: Scenario, seconds: float, van: str | None) -> list[str]:
+def fptps_commands(program: list[str], scenario: Scenario, seconds: float) -> dict[str, list[str]]:
     """`program` is the command fptps, or what stands in for it."""
     command = [*program, "bench", "push_pull", "-n", str(scenario.workers), "-s", str(scenario.servers)]
     command += ["--size", str(scenario.size), "--tensors", str(scenario.tensors), "--seconds", str(seconds)]
-    return [*command, *(["--van", van] if van else []), "--json"]
+    return {FPTPS: [*command, "--json"], FPTPS_TCP: [*command, "--van", "tcp", "--json"]}
 
 
 def peer_command(peer: str, scenario: Scenario, seconds: float) -> list[str]:

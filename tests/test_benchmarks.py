@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import compare, scenarios, summary
+from benchmarks import compare, report, scenarios, summary
 from benchmarks.peers import common, iperf3, loop, mxnet_env
 
 ROOT = Path(__file__).parents[1]
@@ -136,11 +136,11 @@ def test_compare_writes_every_sample(tmp_path):
     done = run(*command, "--fptps", program, "--output", str(output))
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text())
-    assert [one["who"] for one in found["samples"]] == ["fptps", "ring", "ring", "fptps"]
+    assert [one["who"] for one in found["samples"]] == ["fptps", "fptps tcp", "ring", "fptps tcp", "ring", "fptps"]
     assert found["samples"][0]["figures"]["goodput_mb_s_per_worker"] > 10  # it got the scenario's options
-    assert set(found["commands"]["1x1 4 KB"]) == {"fptps", "ring"}
+    assert set(found["commands"]["1x1 4 KB"]) == {"fptps", "fptps tcp", "ring"}
     assert found["machine"]["cores"] > 0
-    assert [row["who"] for row in found["medians"]] == ["fptps", "ring"]
+    assert [row["who"] for row in found["medians"]] == ["fptps", "fptps tcp", "ring"]
     assert "1x1 4 KB" in done.stdout
 
 
@@ -150,7 +150,7 @@ def test_compare_goes_on_without_who_fails_and_fails_where_that_is_fptps(tmp_pat
     done = run(*command, "--fptps", f"{sys.executable} -c 'exit(\"broken\")'", "--output", str(output))
     assert done.returncode != 0
     failures = json.loads(output.read_text())["failures"]["1x1 4 KB"]
-    assert failures == {"fptps": ["exit code 1: broken"] * compare.FAILURES}
+    assert failures == dict.fromkeys(["fptps", "fptps tcp"], ["exit code 1: broken"] * compare.FAILURES)
     assert "fptps failed 2 times, the last time: exit code 1: broken" in done.stdout
 
 
@@ -305,3 +305,80 @@ def test_peers_that_are_not_installed(tmp_path, monkeypatch):
         done = run(f"benchmarks.peers.{runner}", "--workers", "2" if runner == "mpi" else "1")
         assert done.returncode == 1
         assert f"apt-get install {package}" in done.stderr
+
+
+# The report
+
+
+def compared(**goodputs: float) -> dict[str, Any]:
+    """A file of compare.py, for the scenario 1x1."""
+    rows = [
+        {
+            "scenario": "1x1",
+            "who": who.replace("_", " "),
+            "medians": {**sample(goodput), "cpu_s_per_gb": 0.5, "p99_us": None},
+        }
+        for who, goodput in goodputs.items()
+    ]
+    return {
+        "date": "2026-01-02",
+        "commit": "abc",
+        "machine": {"cores": 2},
+        "rounds": 5,
+        "medians": rows,
+        "failures": {"1x1": {"mxnet": ["exit code 1: no"]}},
+    }
+
+
+def shaped_run(run: str, **figures: Any) -> dict[str, Any]:
+    return {"run": run, "figures": figures, "link": [[0, 0], [0.1, 5_000_000], [0.2, 16_000_000]]}
+
+
+SHAPED = {
+    "date": "2026-01-03",
+    "samples": [
+        *(shaped_run("push_pull 2x2", goodput_mb_s_per_worker=g, cpu_s_per_gb=2.0) for g in (200.0, 239.1, 230.0)),
+        shaped_run("push_pull 8x8", goodput_mb_s_per_worker=119.55, cpu_s_per_gb=3.0),
+        shaped_run(
+            "preempt 4x1",
+            alone={"p50_us": 500, "p99_us": 900},
+            with_bulk={"p50_us": 1500, "p99_us": 2000},
+            link_share=0.981,
+        ),
+        shaped_run("trainer vgg16 2x2 packet", iteration_ms=210.0, bound_ms=200.0, compute_ms=100.0, ratio=1.05),
+    ],
+}
+
+
+def cells(page: str, *first: str) -> list[str]:
+    """The row of a table that begins with these cells: the others."""
+    tables = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")
+    ]
+    (row,) = [row for row in tables if row[: len(first)] == list(first)]
+    return row[len(first) :]
+
+
+def test_report_has_ratios_and_says_what_is_missing():
+    page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000), SHAPED)
+    assert "@" not in page
+    assert cells(page, "1x1, TCP, MB/s, against epoll.c") == ["3000", "4000", "0.75", ">= 0.95"]
+    assert cells(page, "4x0, TCP, MB/s, against Gloo")[:3] == ["-", "-", "-"]
+    assert cells(page, "1x1", "epoll")[0] == "4000"
+    assert cells(page, "2x2", "96.2%")[0] == "83.6% to 100.0%"
+    assert cells(page, "8x8") == ["50.0%", "50.0% to 50.0%", ">= 98%", "3", "1.50"]
+    assert cells(page, "4x1") == ["0.50", "0.90", "1.50", "2.00", "98.1%"]
+    assert cells(page, "2x2", "vgg16")[-2:] == ["1.05", "<= 1.05"]
+    assert "mxnet failed 1 times, the last time: exit code 1: no" in page
+
+
+def test_report_draws(tmp_path):
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: make bench installs it")
+    loopback, links = tmp_path / "compared.json", tmp_path / "shaped.json"
+    loopback.write_text(json.dumps(compared(fptps=5000, fptps_tcp=3000, epoll=4000)))
+    links.write_text(json.dumps(SHAPED))
+    done = run("benchmarks.report", str(loopback), str(links), "--docs", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "performance.md").read_text().startswith("# Performance")
+    drawn = {path.name for path in (tmp_path / "performance").iterdir()}
+    assert drawn == {"goodput.png", "latency.png", "links.png", "trainer.png"}

@@ -1,0 +1,137 @@
+"""The pictures of docs/performance.md."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+
+from .scenarios import FPTPS, FPTPS_TCP
+from .shaped import ALL_MODELS
+from .summary import GOODPUT
+
+COLORS: Final = {
+    FPTPS: "#b2182b",
+    FPTPS_TCP: "#ef8a62",
+    "mxnet": "#2166ac",
+    "mxnet p3": "#67a9cf",
+    "gloo": "#1b7837",
+    "mpi": "#7fbf7b",
+    "mpi tcp": "#c2e699",
+    "epoll": "#666666",
+    "ring": "#999999",
+}
+BY_SIZE: Final = {"1x1 16 KB": 16, "1x1 256 KB": 256, "1x1": 4096}
+"""Scenarios of one worker and one server with 16 tensors, and their sizes in KiB."""
+
+
+def goodput(compared: dict[str, Any], path: Path) -> None:
+    """By the size of the tensors, and by the cluster."""
+    medians = {(row["scenario"], row["who"]): row["medians"][GOODPUT] for row in compared["medians"]}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
+    for who in (FPTPS, FPTPS_TCP, "mxnet", "epoll", "ring"):
+        points = [(size, medians[name, who]) for name, size in BY_SIZE.items() if (name, who) in medians]
+        if points:
+            left.plot(*zip(*points), marker="o", color=COLORS[who], label=who)
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="KiB of each of 16 tensors",
+        ylabel="MB/s pushed + pulled",
+        title="1 worker, 1 server",
+    )
+    left.set_xticks(list(BY_SIZE.values()), [str(size) for size in BY_SIZE.values()])
+    left.legend()
+    clusters = ("2x0", "4x0", "2x2", "4x4")
+    bars(right, medians, clusters, (FPTPS, FPTPS_TCP, "gloo", "mpi", "mpi tcp", "mxnet", "mxnet p3"))
+    right.set(ylabel="MB/s per worker", title="16 tensors of 4 MiB, workers x servers")
+    right.legend(fontsize=8)
+    save(figure, path)
+
+
+def bars(axes: Any, values: dict[tuple[str, str], float | None], groups: tuple[str, ...], who: tuple[str, ...]) -> None:
+    """Bars of everyone, by group."""
+    width = 0.8 / len(who)
+    for i, name in enumerate(who):
+        heights = [values.get((group, name)) or 0.0 for group in groups]
+        axes.bar([x + i * width for x in range(len(groups))], heights, width, color=COLORS[name], label=name)
+    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(groups))], groups)
+
+
+def latency(compared: dict[str, Any], path: Path) -> None:
+    """One tensor of 4 KB: a bar from the median to the 99th percentile."""
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.2))
+    for pane, scenario in zip(axes, ("1x1 4 KB", "4x4 4 KB")):
+        rows = [row for row in compared["medians"] if row["scenario"] == scenario and row["medians"]["p50_us"]]
+        for y, row in enumerate(rows):
+            p50, p99 = row["medians"]["p50_us"], row["medians"]["p99_us"]
+            pane.barh(y, p99 - p50, left=p50, color=COLORS[row["who"]], alpha=0.5)
+            pane.plot([p50], [y], "o", color=COLORS[row["who"]])
+        pane.set_yticks(range(len(rows)), [row["who"] for row in rows])
+        pane.invert_yaxis()
+        pane.set(xscale="log", xlabel="microseconds: median (dot) to 99th percentile", title=scenario)
+    save(figure, path)
+
+
+def link_use(shaped: dict[str, Any], path: Path) -> None:
+    """What worker 0 sends over time."""
+    figure, axes = pyplot.subplots(figsize=(11, 3.2))
+    shown = set()
+    for sample in shaped["samples"]:
+        if not sample["run"].startswith("push_pull") or sample["run"] in shown:
+            continue
+        shown.add(sample["run"])
+        points = sample["link"]
+        begin = next((t for (t, a), (_, b) in zip(points, points[1:]) if b - a > 1e6), 0.0)
+        times = [b[0] - begin for b in points[1:]]
+        speed = [(b[1] - a[1]) * 8 / max(b[0] - a[0], 1e-3) / 1e6 for a, b in zip(points, points[1:])]
+        axes.plot(times, speed, label=sample["run"].split()[1])
+    axes.axhline(1000, color="black", linewidth=0.6, linestyle="--")
+    axes.set(
+        xlim=(-0.2, None),
+        ylim=(0, 1100),
+        xlabel="seconds",
+        ylabel="Mbit/s",
+        title="What worker 0 sends on its link of 1 Gbit/s",
+    )
+    axes.legend(ncols=4)
+    save(figure, path)
+
+
+def trainer(shaped: dict[str, Any], path: Path) -> None:
+    """Iteration times as multiples of the bound."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.6))
+    ratios: dict[str, list[float]] = {}
+    for sample in shaped["samples"]:
+        if sample["run"].startswith("trainer"):
+            ratios.setdefault(sample["run"], []).append(sample["figures"]["ratio"])
+    of = {run: statistics.median(values) for run, values in ratios.items()}
+    for i, size in enumerate(("2x2", "4x4")):
+        heights = [of.get(f"trainer {model} {size} packet", 0.0) for model in ALL_MODELS]
+        left.bar(
+            [x + i * 0.4 for x in range(len(ALL_MODELS))], heights, 0.4, color=("#b2182b", "#ef8a62")[i], label=size
+        )
+    left.set_xticks([x + 0.2 for x in range(len(ALL_MODELS))], ALL_MODELS)
+    modes = ("fifo", "partitioned", "message", "packet")
+    for i, model in enumerate(("resnet50", "vgg16")):
+        heights = [of.get(f"trainer {model} 2x2 {mode}", 0.0) for mode in modes]
+        right.bar([x + i * 0.4 for x in range(len(modes))], heights, 0.4, color=("#2166ac", "#67a9cf")[i], label=model)
+    right.set_xticks([x + 0.2 for x in range(len(modes))], modes)
+    for pane, title in ((left, "Iteration / bound"), (right, "What each idea is worth, 2x2")):
+        pane.axhline(1, color="black", linewidth=0.6, linestyle="--")
+        pane.set(ylim=(0.8, None), ylabel="iteration / bound", title=title)
+        pane.legend()
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a picture."""
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

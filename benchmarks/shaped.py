@@ -1,0 +1,151 @@
+"""fptps on links of 1 Gbit/s: how full they get, what urgent tensors take, how near to the optimum training comes.
+
+python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 8 minutes
+
+Every run is a cluster of real processes in benchmarks.testbed's network; docs/testbed.md says how to read "sends".
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from tqdm import tqdm
+
+from .compare import ROOT, commit, machine
+from .testbed import TestBed, why_not
+from .testbed.usage import use_of
+
+RATE: Final = "1gbit"
+MODELS: Final = ROOT / "benchmarks" / "models"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of `fptps bench` on a cluster, so many times."""
+
+    name: str
+    workers: int
+    servers: int
+    arguments: tuple[str, ...]
+    times: int = 3
+
+
+def trainer(model: str, workers: int, servers: int, mode: str = "packet", times: int = 1) -> Run:
+    """A simulated trainer with tensors of a tenth of their size, as 10 Gbit/s would be at full size."""
+    arguments = ("trainer", "--profile", str(MODELS / f"{model}.json"), "--scale", "0.1", "--mode", mode)
+    return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments, times)
+
+
+def push_pull(workers: int, servers: int) -> Run:
+    """All tensors of an iteration at once, 64 MiB a worker."""
+    return Run(f"push_pull {workers}x{servers}", workers, servers, ("push_pull", "--seconds", "4"))
+
+
+def preempt(workers: int, servers: int) -> Run:
+    """One urgent tensor of 16 KiB after the other, alone and with bulk under way."""
+    return Run(f"preempt {workers}x{servers}", workers, servers, ("preempt",), 1)
+
+
+SIZES: Final = ((1, 1), (2, 2), (4, 4), (8, 8))
+ALL_MODELS: Final = ("resnet50", "vgg16", "alexnet", "bert_base")
+RUNS: Final = (
+    *(push_pull(*size) for size in SIZES),
+    *(preempt(*size) for size in ((1, 1), (4, 1), (4, 4))),
+    *(trainer(model, *size) for size in ((2, 2), (4, 4)) for model in ALL_MODELS),
+    *(trainer(model, 2, 2, mode) for mode in ("message", "partitioned", "fifo") for model in ("resnet50", "vgg16")),
+)
+
+
+@dataclass
+class Shaped:
+    """All that is measured, and becomes the JSON file."""
+
+    date: str
+    machine: dict[str, Any]
+    commit: str
+    rate: str = RATE
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """run, command, figures, use (the mean use of each link while in use) and link (seconds, use) of server 0."""
+
+
+def sample(run: Run) -> dict[str, Any]:
+    """Runs it once."""
+    command = [sys.executable, "-m", "fptps", "bench", *run.arguments, "--json"]
+    out, err = io.StringIO(), io.StringIO()
+    with TestBed(run.workers, run.servers, RATE) as bed:
+        code = bed.run(command, {"FPTPS_LINK_RATE": RATE}, out=out, err=err)
+        samples = list(bed.samples)
+    if code != 0:
+        raise click.ClickException(f"{run.name}: exit code {code}: {err.getvalue()[-2000:]}")
+    return {
+        "run": run.name,
+        "workers": run.workers,
+        "servers": run.servers,
+        "command": " ".join(["fptps", "bench", *run.arguments]).replace(f"{ROOT}/", ""),
+        "figures": last_json(out.getvalue()),
+        "use": {str(link): round(use_of(samples, link).mean_use, 4) for link in samples[-1].rates},
+        "link": [
+            (round(s.time, 3), sum(n for link, n in s.carried.items() if str(link) == "worker:0 sends"))
+            for s in samples
+        ],
+    }
+
+
+def last_json(text: str) -> dict[str, Any]:
+    """The figures in the output of a cluster."""
+    line = [line for line in text.splitlines() if line.startswith("[worker 0] {")][-1]
+    figures: dict[str, Any] = json.loads(line.partition(" ")[2].partition(" ")[2])
+    return figures
+
+
+def median(samples: Sequence[dict[str, Any]], run: str, figure: str) -> float | None:
+    """Of a figure of a run; None where it was not measured."""
+    values = [s["figures"][figure] for s in samples if s["run"] == run and s["figures"].get(figure) is not None]
+    return statistics.median(values) if values else None
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--run", "names", multiple=True, help="Only runs whose name has this in it; repeatable.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
+def main(names: tuple[str, ...], output: Path | None) -> None:
+    """Measure fptps on links of 1 Gbit/s."""
+    if (reason := why_not()) is not None:
+        raise click.ClickException(reason)
+    now = datetime.now(timezone.utc)
+    shaped = Shaped(now.isoformat(timespec="seconds"), machine(), commit())
+    path = output or ROOT / "build" / "benchmarks" / f"shaped-{now:%Y-%m-%dT%H-%M-%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs = [run for run in RUNS if not names or any(name in run.name for name in names)]
+    with tqdm(total=sum(run.times for run in runs), file=sys.stderr) as bar:
+        for round_ in range(max((run.times for run in runs), default=0)):
+            for run in runs:
+                if round_ >= run.times:
+                    continue
+                bar.set_description(run.name)
+                begin = time.monotonic()
+                found = sample(run)
+                shaped.samples.append(found)
+                path.write_text(json.dumps(asdict(shaped), indent=1) + "\n")
+                bar.write(f"{run.name}: {brief(found['figures'])}  ({time.monotonic() - begin:.0f} s)", file=sys.stderr)
+                bar.update()
+    click.echo(f"Every sample: {path}")
+
+
+def brief(figures: dict[str, Any]) -> str:
+    """The figures that say most."""
+    wanted = ("goodput_mb_s_per_worker", "cpu_s_per_gb", "alone", "with_bulk", "link_share", "iteration_ms", "ratio")
+    return "  ".join(f"{name} {figures[name]}" for name in wanted if figures.get(name) is not None)
+
+
+if __name__ == "__main__":
+    main()
