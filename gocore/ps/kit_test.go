@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -19,6 +20,7 @@ type hub struct {
 	t       *testing.T
 	members []cluster.Member
 	offices map[int]*Office
+	mu      sync.Mutex // of sent: the offices' timers send, too
 	sent    []parcel
 	log     bytes.Buffer
 }
@@ -45,8 +47,9 @@ func (p hubPost) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	for _, frame := range data {
 		copies = append(copies, bytes.Clone(frame))
 	}
-	p.sent = append(p.hub.sent, parcel{p.self, id, proto.Clone(m).(*pspb.Meta), copies})
-	p.hub.sent = p.sent
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent = append(p.sent, parcel{p.self, id, proto.Clone(m).(*pspb.Meta), copies})
 	return nil
 }
 
@@ -72,9 +75,15 @@ func newHub(t *testing.T, workers, servers int) *hub {
 
 // deliver brings everything that was sent, and what is sent because of it.
 func (h *hub) deliver() {
-	for len(h.sent) > 0 {
+	for {
+		h.mu.Lock()
+		if len(h.sent) == 0 {
+			h.mu.Unlock()
+			return
+		}
 		next := h.sent[0]
 		h.sent = h.sent[1:]
+		h.mu.Unlock()
 		h.give(next.from, next.to, next.meta, next.data...)
 	}
 }
