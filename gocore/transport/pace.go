@@ -17,6 +17,9 @@ const (
 	burstTime = time.Millisecond
 )
 
+// pairBytes makes a writev take two packets.
+const pairBytes = wire.HeaderBytes + wire.PacketBytes + 1
+
 // Rates is how fast the links of this node are, in bytes of TCP payload per second;
 // 0 is not limited. Connections within one host are never limited.
 type Rates struct {
@@ -48,6 +51,13 @@ type outflow struct {
 	last   time.Duration // of the last write
 	urgent int64         // urgency of what was written last
 	path   follow
+}
+
+// shared tells whether the receiver's link has room for a part of what link carries:
+// then others send to it too, what is urgent waits for their packets anyway, and two
+// packets at a time save a fifth of the processor's work.
+func (f *outflow) shared(link *pace) bool {
+	return link.rate > 0 && f.rate > 0 && f.rate < 0.75*link.rate
 }
 
 // spend notes a write.

@@ -296,3 +296,32 @@ func TestToldNonsense(t *testing.T) {
 		t.Errorf("told 0: %v", got)
 	}
 }
+
+// A flow that has a part of the link takes two packets at a time, one that has all of it one.
+func TestASharedFlowTakesTwoPackets(t *testing.T) {
+	const link = 119e6
+	for _, tc := range []struct {
+		rate, link float64
+		packets    int
+	}{
+		{link, link, 1},
+		{0.8 * link, link, 1},
+		{0.7 * link, link, 2},
+		{link / 8, link, 2},
+		{0, link, 1}, // nothing is known of the receiver
+	} {
+		w := writer{t: &Transport{}}
+		w.t.mu.table.link.rate = tc.link
+		c := &conn{far: true, out: outflow{pace: pace{rate: tc.rate}}}
+		r := new(run)
+		r.init(&Outgoing{Header: contrib(1, 0), Data: make([]byte, 9*wire.PacketBytes)}, 1, ByPacket)
+		c.queue.push(r)
+		w.take(c)
+		if w.batch.n != tc.packets {
+			t.Errorf("%.0f of %.0f bytes/s: %d packets, expected %d", tc.rate, tc.link, w.batch.n, tc.packets)
+		}
+		if bound := 1 + w.batch.packets[0].ahead; bound != tc.packets {
+			t.Errorf("%.0f of %.0f bytes/s: %d packets are bound, expected %d", tc.rate, tc.link, bound, tc.packets)
+		}
+	}
+}
