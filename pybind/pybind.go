@@ -25,6 +25,7 @@ import (
 type handle struct {
 	node   *node.Node
 	notify int // eventfd, -1 until asked for
+	apps   map[[2]int64]*app
 }
 
 var handles struct {
@@ -67,7 +68,11 @@ func Open(options string) (h int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	opened := &handle{node: node.Open(c), notify: -1}
+	return open(c), nil
+}
+
+func open(c node.Config) int64 {
+	opened := &handle{node: node.Open(c), notify: -1, apps: map[[2]int64]*app{}}
 	handles.Lock()
 	defer handles.Unlock()
 	if handles.open == nil {
@@ -75,7 +80,7 @@ func Open(options string) (h int64, err error) {
 	}
 	handles.last++
 	handles.open[handles.last] = opened
-	return handles.last, nil
+	return handles.last
 }
 
 // Joined is the ticket of a worker's joining; for a server or the scheduler, of
@@ -289,6 +294,9 @@ func Free(h int64) (zero int64, err error) {
 		return 0, nil
 	}
 	delete(handles.open, h)
+	for _, a := range found.apps {
+		a.Close()
+	}
 	found.node.Tickets.Notify(nil)
 	if found.notify >= 0 {
 		unix.Close(found.notify)

@@ -1,4 +1,4 @@
-"""The programs in README.md and docs/python.md, run as they stand there."""
+"""The programs in README.md, docs/python.md and docs/ps-lite.md, run as they stand there."""
 
 import os
 import re
@@ -71,6 +71,11 @@ def test_worker(tmp_path):
     worker = snippets("docs/python.md")[0] + "print(start[0], mean[0], t.done())\n"
     assert run(tmp_path, worker, "-n", "2", "-s", "1") == [f"[worker {rank}] 0.0 1.0 True" for rank in range(2)]
     assert run(tmp_path, worker) == ["0.0 1.0 True"]
+
+
+def test_ps_lite(tmp_path):
+    (program,) = snippets("docs/ps-lite.md")
+    assert run(tmp_path, program, "-n", "2", "-s", "1") == [f"[worker {rank}] [1.  0.5]" for rank in range(2)]
 
 
 def test_tickets(tmp_path):

@@ -38,6 +38,12 @@ type Send struct {
 	Meta *pspb.Meta
 }
 
+// Deliver hands the message that was just taken to this node's applications.
+type Deliver struct{ From Member }
+
+// Passed says that a barrier which this node came to is passed.
+type Passed struct{ Group int }
+
 // Joined says that everyone is there.
 type Joined struct{ View View }
 
@@ -79,6 +85,8 @@ func (a Send) String() string {
 	text := prototext.MarshalOptions{}.Format(a.Meta)
 	return fmt.Sprintf("send %d: %s", a.ID, strings.Join(strings.Fields(text), " ")) // its spaces vary from build to build
 }
+func (a Deliver) String() string  { return "deliver: of " + Name(a.From.ID) }
+func (a Passed) String() string   { return fmt.Sprintf("passed: barrier of group %d", a.Group) }
 func (a Joined) String() string   { return fmt.Sprintf("joined: %d nodes", len(a.View.Members)) }
 func (a Waited) String() string   { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
 func (a Failed) String() string   { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }

@@ -3,8 +3,10 @@ package cluster
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
+	"fptps/gocore/van"
 	"fptps/gocore/wire"
 )
 
@@ -63,7 +65,12 @@ type Member struct {
 	Place       uint32 // the rank that it would like, + 1; 0: any
 	LinkRate    uint64 // of its link, each direction, bit/s; 0: not known
 	Protocol    uint32 // 0: a ps-lite program, to which nothing of fptps's own is sent
+	Customer    int    // which of its process's customers asks to be let in, from 0
+	Customers   int    // of a member's process: each has asked for a place among DMLC_NUM_WORKER
 }
+
+// PSLite tells whether the node is a program of dmlc ps-lite.
+func (m Member) PSLite() bool { return m.Protocol == 0 }
 
 // Rank counts the nodes of one role from 0.
 func (m Member) Rank() int {
@@ -112,6 +119,10 @@ func (v View) ByRole(r Role) []Member {
 	return all
 }
 
+// PSLite tells whether a program of dmlc ps-lite is among the nodes. A scheduler of
+// ps-lite's hides what the others are.
+func (v View) PSLite() bool { return slices.ContainsFunc(v.Members, Member.PSLite) }
+
 // Workers lists the workers by rank.
 func (v View) Workers() []Member { return v.ByRole(RoleWorker) }
 
@@ -135,6 +146,10 @@ type Config struct {
 	HeartbeatInterval time.Duration // 0: no heartbeats
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
 	JoinTimeout       time.Duration // of Join; 0: as long as its context
+	PSLite            bool          // a scheduler of ps-lite's will do
+	Attends           bool          // a scheduler whose program comes to the barriers of its group; else it counts as there
+	Customer          int           // of this process, the one that asks to be let in
+	Customers         <-chan int    // others, which ask while the node joins; nil: none
 	Log               *slog.Logger  // nil: slog.Default
 }
 
@@ -156,6 +171,8 @@ type Events struct {
 	// Waiting names whom something has waited for 5 s, and again every 5 s: what is
 	// "barrier" or "key 3". Without anyone missing: it goes on.
 	Waiting func(what string, missing []string)
+	// Message is what a node, this one included, has sent to an application of this one.
+	Message func(from Member, e *van.Envelope)
 	// Failed says that the control plane of this node broke; at most once, the last call.
 	Failed func(err error)
 }
@@ -169,6 +186,12 @@ func (e Events) lost(id int, why string) {
 func (e Events) waiting(what string, missing []string) {
 	if e.Waiting != nil {
 		e.Waiting(what, missing)
+	}
+}
+
+func (e Events) message(from Member, m *van.Envelope) {
+	if e.Message != nil {
+		e.Message(from, m)
 	}
 }
 

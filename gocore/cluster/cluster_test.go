@@ -188,7 +188,7 @@ func TestBarriersInARow(t *testing.T) {
 		w, _ := b.start(2, 0)
 		order := make(chan int, 3)
 		for i := range 3 {
-			w[0].Barrier(WorkerGroup, func(err error) { order <- i })
+			w[0].Barrier(0, WorkerGroup, func(err error) { order <- i })
 		}
 		for want := range 3 {
 			if err := awaitBarrier(w[1], WorkerGroup); err != nil {
@@ -210,7 +210,7 @@ func TestWaitingIsTold(t *testing.T) {
 		w, s := b.start(2, 1)
 		b.each(3, func(i int) error { return awaitBarrier([]*Postoffice{w[0], w[1], s[0]}[i], AllGroup) })
 		done := make(chan error, 2)
-		w[0].Barrier(WorkerGroup, func(err error) { done <- err })
+		w[0].Barrier(0, WorkerGroup, func(err error) { done <- err })
 		w[1].Declare(7, 4, wire.Int32, func(_ uint32, err error) { done <- err })
 		time.Sleep(7 * time.Second)
 		if err := awaitBarrier(w[1], WorkerGroup); err != nil {
@@ -238,8 +238,8 @@ func TestClose(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(2, 0)
 		errs := make(chan error, 3)
-		w[0].Barrier(WorkerGroup, func(err error) { errs <- err })
-		w[0].Barrier(WorkerGroup, func(err error) { errs <- err })
+		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
+		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
 		w[0].Declare(1, 4, wire.Int32, func(_ uint32, err error) { errs <- err })
 		w[0].Close()
 		for range 3 {
@@ -260,7 +260,7 @@ func TestPanicInACallback(t *testing.T) {
 		w, _ := b.start(2, 0)
 		errs := make(chan error, 1)
 		w[0].Declare(1, 4, wire.Int32, func(_ uint32, err error) { errs <- err })
-		w[0].Barrier(WorkerGroup, func(err error) { panic("a bug") })
+		w[0].Barrier(0, WorkerGroup, func(err error) { panic("a bug") })
 		if err := awaitBarrier(w[1], WorkerGroup); err != nil {
 			t.Fatal(err)
 		}

@@ -21,10 +21,10 @@ func TestDeathWhileOthersWait(t *testing.T) {
 		inBubble(t, seed, func(b *bench) {
 			w, s := b.start(3, 1)
 			errs := make(chan error, 4)
-			w[0].Barrier(WorkerGroup, func(err error) { errs <- err })
+			w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
 			w[0].Declare(3, 4, wire.Int32, func(_ uint32, err error) { errs <- err })
 			w[2].Declare(3, 4, wire.Int32, func(_ uint32, err error) { errs <- err })
-			s[0].Barrier(AllGroup, func(err error) { errs <- err })
+			s[0].Barrier(0, AllGroup, func(err error) { errs <- err })
 			synctest.Wait()
 			begin := time.Now()
 			b.die(w[1])
@@ -81,7 +81,7 @@ func TestSchedulerDies(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(2, 0)
 		errs := make(chan error, 1)
-		w[0].Barrier(WorkerGroup, func(err error) { errs <- err })
+		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
 		synctest.Wait()
 		b.runner.Close()
 		begin := time.Now()
@@ -168,7 +168,7 @@ func TestStrangers(t *testing.T) {
 		synctest.Wait()
 		b.wantLost(w[0])
 		passed := false
-		w[0].Barrier(WorkerGroup, func(error) { passed = true })
+		w[0].Barrier(0, WorkerGroup, func(error) { passed = true })
 		time.Sleep(time.Minute)
 		if passed {
 			t.Error("the barrier was passed by strangers")

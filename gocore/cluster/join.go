@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,6 +30,7 @@ func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, erro
 		return nil, err
 	}
 	p := newPostoffice(a.c, e, l, view)
+	p.customers = a.asked
 	l.run(p)
 	return p, nil
 }
@@ -37,6 +39,7 @@ func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, erro
 type applicant struct {
 	c       Config
 	me      Member
+	asked   []int // customers
 	van     van.Van
 	start   time.Time
 	heard   bool     // a scheduler of fptps's has answered
@@ -68,14 +71,22 @@ func newApplicant(v van.Van, c Config) (*applicant, error) {
 	if err := v.Connect(wire.SchedulerID, c.SchedulerHost, c.SchedulerPort); err != nil {
 		return nil, fault.New(fault.Connect, "%v: the scheduler's address %s: %v. Check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT", c.Role, a.where(), err)
 	}
-	return a, a.ask()
+	return a, a.ask(c.Customer)
 }
 
 func (a *applicant) where() string { return fmt.Sprintf("%s:%d", a.c.SchedulerHost, a.c.SchedulerPort) }
 
-func (a *applicant) ask() error {
-	if err := a.van.Send(wire.SchedulerID, addNode(a.c, a.me)); err != nil {
-		return fault.New(fault.Connect, "%v: asking the scheduler at %s: %v", a.c.Role, a.where(), err)
+// ask asks for a place for each of the customers.
+func (a *applicant) ask(customers ...int) error {
+	for _, customer := range customers {
+		me := a.me
+		me.Customer = customer
+		if err := a.van.Send(wire.SchedulerID, addNode(a.c, me)); err != nil {
+			return fault.New(fault.Connect, "%v: asking the scheduler at %s: %v", a.c.Role, a.where(), err)
+		}
+		if !slices.Contains(a.asked, customer) {
+			a.asked = append(a.asked, customer)
+		}
 	}
 	return nil
 }
@@ -99,7 +110,7 @@ func (a *applicant) wait(ctx context.Context, l *loop) (View, error) {
 			// A scheduler of fptps's wants to be asked again: that keeps this node's
 			// place. One of ps-lite's would take every ADD_NODE for another node.
 			if a.heard {
-				if err := a.ask(); err != nil {
+				if err := a.ask(a.asked...); err != nil {
 					return View{}, err
 				}
 			}
@@ -107,6 +118,10 @@ func (a *applicant) wait(ctx context.Context, l *loop) (View, error) {
 				a.told = now
 				a.c.log().Log(ctx, joinLevel(now.Sub(a.start)), "waiting to join the cluster",
 					"scheduler", a.where(), "answered", a.heard, "missing", a.missing)
+			}
+		case customer := <-a.c.Customers:
+			if err := a.ask(customer); err != nil {
+				return View{}, err
 			}
 		case <-ctx.Done():
 			return View{}, a.tooLate(ctx.Err())
@@ -139,12 +154,16 @@ func (a *applicant) step(e *van.Envelope) (View, error) {
 		a.c.log().Warn("dropped a list of nodes that makes no sense", "reason", err)
 		return View{}, nil
 	}
-	if protocol := view.Member(wire.SchedulerID).Protocol; protocol != Protocol {
+	if protocol := view.Member(wire.SchedulerID).Protocol; protocol != Protocol && !(protocol == 0 && a.c.PSLite) {
 		return View{}, fault.New(fault.Connect, "%v: the scheduler at %s speaks version %d of fptps's protocol (0: it is a ps-lite program), this node version %d: start one with `fptps scheduler` of the same version",
 			a.c.Role, a.where(), protocol, Protocol)
 	}
 	a.van.Identify(view.Self)
-	if err := a.van.Connect(wire.SchedulerID, a.c.SchedulerHost, a.c.SchedulerPort); err != nil {
+	connect := a.van.Connect
+	if view.Member(wire.SchedulerID).PSLite() {
+		connect = a.van.ConnectPSLite
+	}
+	if err := connect(wire.SchedulerID, a.c.SchedulerHost, a.c.SchedulerPort); err != nil {
 		return View{}, fault.New(fault.Connect, "%v: the scheduler at %s: %v", a.c.Role, a.where(), err)
 	}
 	return view, nil

@@ -23,8 +23,9 @@ const (
 	maxRefusals = 32
 )
 
-// joiner is a node that has asked to be let in and has no id yet. host:port tells
-// joiners apart: one that asks again is the same.
+// joiner is a node that has asked to be let in and has no id yet, or another customer
+// of its process. host:port and customer tell joiners apart: one that asks again is
+// the same.
 type joiner struct {
 	Member
 	guest int // id of the connection to it, 0: none (a ps-lite program is told nothing yet)
@@ -70,13 +71,15 @@ func (s *Scheduler) isMember(node Member) bool {
 	return false
 }
 
+func sameJoiner(a, b Member) bool { return sameAddress(a, b) && a.Customer == b.Customer }
+
 func sameAddress(a, b Member) bool { return a.Host == b.Host && a.Port == b.Port }
 
 // refusal says why node cannot be let in, "" if it can.
 func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 	workers, servers := int(join.GetWorkers()), int(join.GetServers())
 	room := map[Role]int{RoleWorker: s.c.Workers, RoleServer: s.c.Servers}[node.Role]
-	same := func(j *joiner) bool { return j.Role == node.Role && !sameAddress(j.Member, node) }
+	same := func(j *joiner) bool { return j.Role == node.Role && !sameJoiner(j.Member, node) }
 	others := len(slices.DeleteFunc(slices.Clone(s.joiners), func(j *joiner) bool { return !same(j) }))
 	switch {
 	case !s.knowsSecret(join):
@@ -126,7 +129,7 @@ func (s *Scheduler) guest(node Member) int {
 
 // admit keeps a joiner's place, or learns that it still wants it.
 func (s *Scheduler) admit(now time.Time, node Member) {
-	i := slices.IndexFunc(s.joiners, func(j *joiner) bool { return sameAddress(j.Member, node) })
+	i := slices.IndexFunc(s.joiners, func(j *joiner) bool { return sameJoiner(j.Member, node) })
 	if i < 0 {
 		if len(s.joiners) == 0 {
 			s.noted, s.since = now, now
@@ -208,21 +211,27 @@ func joinLevel(waited time.Duration) slog.Level {
 
 // assign gives all joiners their ids once they are complete, and tells them of each
 // other. Those that would like a certain rank come first, in that order; the rest by
-// host and port, as in ps-lite.
+// host and port, as in ps-lite. Further customers of a process share its id, and each
+// uses up a rank.
 func (s *Scheduler) assign(now time.Time) {
 	if s.missingJoiners() != nil {
 		return
 	}
 	slices.SortFunc(s.joiners, func(a, b *joiner) int {
 		// Place 0, any, less 1 is the largest number there is.
-		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), strings.Compare(a.Host, b.Host), a.Port-b.Port)
+		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), strings.Compare(a.Host, b.Host), a.Port-b.Port, a.Customer-b.Customer)
 	})
 	next := map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}
 	var all []*pspb.Node
-	for _, j := range s.joiners {
-		j.ID = next[j.Role]
+	for i, j := range s.joiners {
+		if i > 0 && sameAddress(j.Member, s.joiners[i-1].Member) {
+			j.ID = s.joiners[i-1].ID
+			s.members[j.ID].Customers++
+		} else {
+			j.ID, j.Customers = next[j.Role], 1
+			s.members[j.ID] = &member{Member: j.Member, heard: now, beats: j.Protocol > 0}
+		}
 		next[j.Role] += 2
-		s.members[j.ID] = &member{Member: j.Member, heard: now, beats: j.Protocol > 0}
 		all = append(all, nodeOf(j.Member))
 	}
 	all = append(all, nodeOf(s.self))

@@ -35,6 +35,7 @@ type told struct {
 	lost    []string
 	waiting []string
 	failed  []error
+	mail    []string
 }
 
 func (l *told) events() Events {
@@ -48,6 +49,11 @@ func (l *told) events() Events {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.waiting = append(l.waiting, what+": "+strings.Join(missing, ", "))
+		},
+		Message: func(from Member, e *van.Envelope) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.mail = append(l.mail, fmt.Sprintf("%s: %d %q", Name(from.ID), e.Meta.GetHead(), e.Data))
 		},
 		Failed: func(err error) {
 			l.mu.Lock()
@@ -168,7 +174,7 @@ func (b *bench) wantLost(p *Postoffice, want ...string) {
 // awaitBarrier waits in a barrier.
 func awaitBarrier(p *Postoffice, group int) error {
 	done := make(chan error, 1)
-	p.Barrier(group, func(err error) { done <- err })
+	p.Barrier(0, group, func(err error) { done <- err })
 	return <-done
 }
 

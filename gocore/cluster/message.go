@@ -51,6 +51,9 @@ func nodeOf(m Member) *pspb.Node {
 	if m.ID != 0 {
 		n.Id = proto.Int32(int32(m.ID))
 	}
+	if m.Customer != 0 {
+		n.CustomerId = proto.Int32(int32(m.Customer))
+	}
 	if m.Protocol != 0 {
 		n.Protocol = proto.Uint32(m.Protocol)
 		n.DataPort = proto.Uint32(uint32(m.DataPort))
@@ -71,7 +74,7 @@ func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
 		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Place: n.GetPlace(), Protocol: n.GetProtocol(),
-		LinkRate: n.GetLinkRate(),
+		LinkRate: n.GetLinkRate(), Customer: int(n.GetCustomerId()),
 	}
 	switch {
 	case m.Role < RoleServer || m.Role > RoleScheduler:
@@ -100,17 +103,21 @@ func viewOf(m *pspb.Meta, me Member) (View, error) {
 	if len(m.GetToken()) == len(v.Token) {
 		copy(v.Token[:], m.GetToken())
 	}
-	seen := map[int]bool{}
+	seen := map[int]int{} // places in v.Members
 	for i, n := range nodes {
 		member, err := memberOf(n)
 		if err != nil {
 			return v, err
 		}
 		member.ID = int(n.GetId())
-		if !fits(member.ID, member.Role) || seen[member.ID] || (member.Role == RoleScheduler) != (i == len(nodes)-1) {
+		if at, again := seen[member.ID]; again && sameAddress(v.Members[at], member) {
+			v.Members[at].Customers++
+			continue
+		} else if again || !fits(member.ID, member.Role) || (member.Role == RoleScheduler) != (i == len(nodes)-1) {
 			return v, fmt.Errorf("%v of id %d in place %d of %d", member.Role, member.ID, i+1, len(nodes))
 		}
-		seen[member.ID] = true
+		member.Customers = 1
+		seen[member.ID] = len(v.Members)
 		v.Members = append(v.Members, member)
 		mine := member.Incarnation == me.Incarnation || member.Protocol == 0 // ps-lite's scheduler passes on what it knows
 		if sameAddress(member, me) && member.Role == me.Role && mine {

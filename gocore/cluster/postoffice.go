@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -30,10 +29,13 @@ type Postoffice struct {
 	log    *slog.Logger
 	loop   *loop
 	view   View
+	mail   *mail
+
+	customers []int // those of this process that have asked to be let in
 
 	// What follows belongs to the loop's goroutine.
 	failure  error                          // why nothing is taken any more; nil while all is well
-	barriers map[int][]func(error)          // by group; the first of each has been asked for
+	barriers map[meeting][]waiter           // the first of each has been asked for
 	declares map[uint64]func(uint32, error) // by key; all have been sent
 	stuck    map[string]bool                // what Waiting has been told of, and has not gone on
 	suspects []suspicion
@@ -41,40 +43,79 @@ type Postoffice struct {
 	heard    time.Time // last word of the scheduler
 	ticked   time.Time
 	strays   uint64
+	noted    map[int]bool // senders of strays that the log has named
 }
 
 func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
 	now := time.Now()
 	return &Postoffice{
-		c: c, events: e, log: c.log(), loop: l, view: view,
-		barriers: map[int][]func(error){}, declares: map[uint64]func(uint32, error){}, stuck: map[string]bool{},
+		c: c, events: e, log: c.log(), loop: l, view: view, mail: newMail(l.van, view, wire.SchedulerID),
+		barriers: map[meeting][]waiter{}, noted: map[int]bool{}, declares: map[uint64]func(uint32, error){}, stuck: map[string]bool{},
 		beat: now, heard: now, ticked: now,
 	}
 }
 
+// Customers lists those of this process that have asked to be let in; at least one.
+func (p *Postoffice) Customers() []int { return p.customers }
+
 // View is the cluster as this node joined it.
 func (p *Postoffice) View() View { return p.view }
 
+// Send takes an application's message to a node, itself included. It does not wait,
+// and has no use of data any more when it returns.
+func (p *Postoffice) Send(id int, m *pspb.Meta, data ...[]byte) error {
+	if id != p.view.Self {
+		return p.mail.send(id, m, data...)
+	}
+	e := toSelf(id, m, data)
+	if !p.loop.do(func() { p.events.message(p.view.Me(), e) }) {
+		return van.ErrClosed
+	}
+	return nil
+}
+
+// waiter is a customer that waits in a barrier.
+type waiter struct {
+	group int
+	done  func(error)
+}
+
+// meeting names a queue of barriers that are passed one after the other.
+type meeting struct{ group, customer int }
+
+// meeting is the queue of a customer's barriers of a group. The answers of a ps-lite
+// scheduler name no group, so that only one can be under way.
+func (p *Postoffice) meeting(group, customer int) meeting {
+	if p.pslite() {
+		group = 0
+	}
+	return meeting{group, customer}
+}
+
+// pslite tells whether the scheduler is a program of ps-lite.
+func (p *Postoffice) pslite() bool { return p.view.Member(wire.SchedulerID).PSLite() }
+
 // Barrier calls done when all nodes of the group have come here: WorkerGroup, or
 // AllGroup, which means the start the first time and the end the second. Barriers of
-// one group are passed one after the other. done is called on the postoffice's
-// goroutine and must not block; after a failure or Close, with its error.
-func (p *Postoffice) Barrier(group int, done func(error)) {
-	if !p.loop.do(func() { p.barrier(group, done) }) {
+// one group are passed one after the other by each customer. done is called on the
+// postoffice's goroutine and must not block; after a failure or Close, with its error.
+func (p *Postoffice) Barrier(customer, group int, done func(error)) {
+	if !p.loop.do(func() { p.barrier(customer, group, done) }) {
 		done(p.failure)
 	}
 }
 
-func (p *Postoffice) barrier(group int, done func(error)) {
+func (p *Postoffice) barrier(customer, group int, done func(error)) {
 	switch {
 	case p.failure != nil:
 		done(p.failure)
 	case group < 1 || group > AllGroup || !inGroup(p.c.Role, group):
 		done(fault.New(fault.Value, "a %v is not in group %d: it cannot wait for its barrier", p.c.Role, group))
 	default:
-		p.barriers[group] = append(p.barriers[group], done)
-		if len(p.barriers[group]) == 1 {
-			p.send(barrierMessage(int32(group), 0, 0, true))
+		where := p.meeting(group, customer)
+		p.barriers[where] = append(p.barriers[where], waiter{group, done})
+		if len(p.barriers[where]) == 1 {
+			p.send(barrierMessage(int32(group), 0, int32(customer), true))
 		}
 	}
 }
@@ -138,13 +179,18 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	if p.failure != nil {
 		return
 	}
-	if e.From != wire.SchedulerID || !bytes.Equal(e.Meta.GetToken(), p.view.Token[:]) {
-		if p.strays++; p.strays == 1 {
-			p.log.Warn("dropped a message that is not the scheduler's; more of them are counted only", "from", e.From)
-		}
+	from, known := p.mail.known(e)
+	if !known || from.ID != wire.SchedulerID && !isMail(e.Meta) {
+		p.stray(e.From)
 		return
 	}
-	p.heard = now
+	if from.ID == wire.SchedulerID {
+		p.heard = now
+	}
+	if isMail(e.Meta) {
+		p.events.message(from, e)
+		return
+	}
 	switch own := e.Meta.GetOwn().(type) {
 	case *pspb.Meta_Declared:
 		p.declared(own.Declared.GetKey(), own.Declared.GetId(), nil)
@@ -158,23 +204,42 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		p.lose(int(own.Lost.GetId()), clip(own.Lost.GetWhy()))
 	default:
 		if c := e.Meta.GetControl(); c.GetCmd() == pspb.Barrier && !e.Meta.GetRequest() {
-			p.passed(int(c.GetBarrierGroup()))
+			p.passed(int(c.GetBarrierGroup()), int(e.Meta.GetCustomerId()))
 		}
 	}
 }
 
-// passed ends the group's first barrier and asks for the next.
-func (p *Postoffice) passed(group int) {
-	waiting := p.barriers[group]
+// stray counts a message that nobody sends who belongs here.
+func (p *Postoffice) stray(from int) {
+	p.strays++
+	if !p.noted[from] && len(p.noted) < maxStrays {
+		p.noted[from] = true
+		p.log.Warn("dropped a message that no node of this cluster sends; more of them are counted only", "from", from)
+	}
+}
+
+// passed ends the barrier of a group. Where a process has several customers, all of
+// them have met in it.
+func (p *Postoffice) passed(group, customer int) {
+	for where := range p.barriers {
+		if p.pslite() || where.group == group && (where.customer == customer || group == AllGroup || p.view.Me().Customers > 1) {
+			p.pass(where)
+		}
+	}
+}
+
+// pass ends a queue's first barrier and asks for the next.
+func (p *Postoffice) pass(where meeting) {
+	waiting := p.barriers[where]
 	if len(waiting) == 0 {
 		return
 	}
-	p.barriers[group] = waiting[1:]
+	p.barriers[where] = waiting[1:]
 	if len(waiting) > 1 {
-		p.send(barrierMessage(int32(group), 0, 0, true))
+		p.send(barrierMessage(int32(waiting[1].group), 0, int32(where.customer), true))
 	}
 	p.goesOn("barrier")
-	waiting[0](nil)
+	waiting[0].done(nil)
 }
 
 // declared ends a declaration.
@@ -222,11 +287,11 @@ func (p *Postoffice) fail(err error) {
 		p.failure = err
 	}
 	var ends []func()
-	for group, waiting := range p.barriers {
-		for _, done := range waiting {
-			ends = append(ends, func() { done(p.failure) })
+	for where, waiting := range p.barriers {
+		for _, w := range waiting {
+			ends = append(ends, func() { w.done(p.failure) })
 		}
-		delete(p.barriers, group)
+		delete(p.barriers, where)
 	}
 	for key, done := range p.declares {
 		ends = append(ends, func() { done(0, p.failure) })

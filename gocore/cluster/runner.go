@@ -11,6 +11,7 @@ import (
 	"fptps/gocore/fault"
 	"fptps/gocore/van"
 	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
 )
 
 // Runner gives a Scheduler its van, its clock and its goroutine.
@@ -24,14 +25,18 @@ type Runner struct {
 	done   chan struct{}
 	once   sync.Once // of done
 	view   View      // set before joined closes
+	mail   *mail     // the same
 	err    error     // set before done closes
 
-	scheduler *Scheduler // touched by the loop's goroutine alone
+	// Touched by the loop's goroutine alone.
+	scheduler *Scheduler
+	taken     *van.Envelope       // the message that the scheduler was given last
+	comes     map[int]func(error) // barriers that this node's program waits in, by group
 }
 
 // Serve starts the scheduler of a cluster on a van, which is the Runner's from then on.
 func Serve(v van.Van, c Config, e Events) (*Runner, error) {
-	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), done: make(chan struct{})}
+	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), done: make(chan struct{}), comes: map[int]func(error){}}
 	if c.Workers < 1 || c.Workers > wire.MaxWorkers || c.Servers < 0 || c.Servers > wire.MaxWorkers {
 		v.Close()
 		return nil, fault.New(fault.Config, "scheduler: DMLC_NUM_WORKER=%d must be 1 to %d, DMLC_NUM_SERVER=%d 0 to %d",
@@ -58,6 +63,57 @@ func (r *Runner) Port() int { return r.port }
 // Joined closes when every node is there and View is known.
 func (r *Runner) Joined() <-chan struct{} { return r.joined }
 
+// Barrier calls done when all nodes of a group have come, and this one's program now
+// has too; with an error when the cluster ends before. One of a group at a time, once
+// Joined has closed. done is called on the runner's goroutine and must not block.
+func (r *Runner) Barrier(group int, done func(error)) {
+	start := func() {
+		switch {
+		case group < 1 || group > AllGroup || !inGroup(RoleScheduler, group) || r.comes[group] != nil:
+			done(fault.New(fault.Value, "the scheduler cannot wait for a barrier of group %d: it is not in it, or waits there already", group))
+		case r.over():
+			done(r.whyOver())
+		default:
+			r.comes[group] = done
+			r.perform(r.scheduler.Arrive(group))
+		}
+	}
+	if !r.loop.do(start) {
+		done(r.whyOver())
+	}
+}
+
+// over tells whether the cluster has ended.
+func (r *Runner) over() bool {
+	select {
+	case <-r.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// whyOver is what a barrier ends with after the end.
+func (r *Runner) whyOver() error {
+	if r.over() && r.err != nil {
+		return r.err
+	}
+	return fault.New(fault.Closed, "the cluster has ended")
+}
+
+// Send takes an application's message to a node, itself included, once Joined has
+// closed. It does not wait, and has no use of data any more when it returns.
+func (r *Runner) Send(id int, m *pspb.Meta, data ...[]byte) error {
+	if id != r.view.Self {
+		return r.mail.send(id, m, data...)
+	}
+	e := toSelf(id, m, data)
+	if !r.loop.do(func() { r.events.message(r.view.Me(), e) }) {
+		return van.ErrClosed
+	}
+	return nil
+}
+
 // View is the cluster, once Joined has closed.
 func (r *Runner) View() View { return r.view }
 
@@ -80,6 +136,7 @@ func (r *Runner) Gone(id int, why string) {
 func (r *Runner) Close() { r.loop.close() }
 
 func (r *Runner) message(now time.Time, e *van.Envelope) {
+	r.taken = e
 	r.perform(r.scheduler.Step(now, e.From, e.Meta))
 }
 
@@ -132,9 +189,15 @@ func (r *Runner) act(action Action) error {
 	case Send:
 		return v.Send(a.ID, a.Meta)
 	case Joined:
-		r.view = a.View
+		r.view, r.mail = a.View, newMail(v, a.View, r.scheduler.ids()...)
 		r.log.Info("scheduler: everyone is here", "workers", r.c.Workers, "servers", r.c.Servers)
 		close(r.joined)
+	case Passed:
+		done := r.comes[a.Group]
+		delete(r.comes, a.Group)
+		done(nil)
+	case Deliver:
+		r.events.message(a.From, r.taken)
 	case Waited:
 		r.log.Log(context.Background(), a.Level, "scheduler: waiting", "for", a.What, "missing", a.Missing)
 		r.events.waiting(a.What, a.Missing)
@@ -155,6 +218,10 @@ func (r *Runner) finish(err error) {
 	r.once.Do(func() {
 		r.err = err
 		close(r.done)
+		for group, done := range r.comes {
+			delete(r.comes, group)
+			done(r.whyOver())
+		}
 	})
 }
 

@@ -103,7 +103,7 @@ func (o suspicion) judged() time.Time {
 func NewScheduler(c Config, token [16]byte) *Scheduler {
 	self := Member{
 		ID: wire.SchedulerID, Role: RoleScheduler, Host: c.SchedulerHost, Port: c.SchedulerPort,
-		DataPort: c.DataPort, Incarnation: c.Incarnation, Protocol: Protocol,
+		DataPort: c.DataPort, Incarnation: c.Incarnation, Protocol: Protocol, Customers: 1,
 	}
 	return &Scheduler{
 		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
@@ -138,6 +138,10 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 		return
 	}
 	sender.heard = now
+	if isMail(m) {
+		s.do(Deliver{From: sender.Member})
+		return
+	}
 	switch own := m.GetOwn().(type) {
 	case *pspb.Meta_Declare:
 		s.stepDeclare(now, sender, own.Declare)

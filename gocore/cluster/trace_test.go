@@ -98,6 +98,10 @@ func (s *script) command(line string) {
 		s.step(values, nodeID(words[0]), heartbeat(Member{ID: nodeID(words[0]), Role: RoleWorker, Host: "x", Port: 1}))
 	case "stray":
 		s.step(values, number(values["from"], 0), &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(int32(number(values["cmd"], 0)))}})
+	case "mail":
+		s.step(values, nodeID(words[0]), &pspb.Meta{AppId: proto.Int32(3)})
+	case "arrive":
+		s.print(s.scheduler.Arrive(number(values["group"], 7)))
 	case "gone":
 		s.print(s.scheduler.Gone(s.now, nodeID(words[0]), "its connection was closed"))
 	case "pass": // time, with its ticks
@@ -115,6 +119,7 @@ func (s *script) cluster(values map[string]string) {
 	s.scheduler = NewScheduler(Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
 		Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
+		Attends:           values["attends"] != "",
 		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
 	}, s.token)
 }
@@ -127,6 +132,7 @@ func (s *script) joinMessage(words []string, values map[string]string) *pspb.Met
 		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
 		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: uint32(number(values["share"], 1)),
 		Place: uint32(number(values["place"], 0)), Protocol: uint32(number(values["protocol"], Protocol)),
+		Customer: number(values["customer"], 0),
 	}
 	c := Config{
 		Secret:  values["secret"],

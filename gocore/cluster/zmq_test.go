@@ -100,7 +100,7 @@ func TestVerdictOverZMQ(t *testing.T) {
 	errs := make(chan error, 2)
 	dead := all[0].View().Self
 	for _, p := range all[1:] {
-		p.Barrier(WorkerGroup, func(err error) { errs <- err })
+		p.Barrier(0, WorkerGroup, func(err error) { errs <- err })
 	}
 	r.Gone(dead, "killed")
 	<-r.Done()

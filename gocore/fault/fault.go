@@ -22,12 +22,13 @@ const (
 	Type     Code = "type"      // an argument of the wrong type or dtype
 	Value    Code = "value"     // an argument of the wrong value
 	Key      Code = "key"       // a key that was never initialised
+	Remote   Code = "remote"    // a node answered a request with an error
 	Internal Code = "internal"  // a bug in fptps
 )
 
 // Codes lists every code, for the test that holds both languages together.
 func Codes() []Code {
-	return []Code{Config, Connect, Mismatch, NodeLost, Timeout, Closed, Busy, Type, Value, Key, Internal}
+	return []Code{Config, Connect, Mismatch, NodeLost, Timeout, Closed, Busy, Type, Value, Key, Remote, Internal}
 }
 
 // Error is an error with its code.

@@ -48,6 +48,8 @@ type Config struct {
 	HeartbeatTimeout  time.Duration
 	SendBuffer        int
 	ReceiveBuffer     int
+	PS                bool // it is its program that ends a server or scheduler, and programs of ps-lite may be in its cluster
+	Customer          int  // of the process, the one that starts it
 }
 
 // Alone tells whether there is no cluster: one worker, everything in the process.

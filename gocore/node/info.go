@@ -40,6 +40,9 @@ func (n *Node) Stats() map[string]any {
 	for _, part := range []any{statsOf(worker != nil, func() any { return worker.Stats() }), statsOf(tr != nil, func() any { return tr.Stats() })} {
 		maps.Copy(all, part.(map[string]any))
 	}
+	if rejected := n.Office.Rejected(); rejected > 0 {
+		all["rejected_messages"] = rejected
+	}
 	return all
 }
 

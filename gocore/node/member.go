@@ -13,6 +13,7 @@ import (
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 	"fptps/gocore/van"
+	"fptps/gocore/wire"
 )
 
 // runMember brings a worker or a server into its cluster: listen, ADD_NODE,
@@ -28,8 +29,13 @@ func (n *Node) runMember() error {
 	if err != nil {
 		return err
 	}
-	view := post.View()
-	if err := n.connect(ctx, tr, view); err != nil {
+	n.Office.Join(post)
+	if view := post.View(); view.PSLite() {
+		err = n.connectScheduler(ctx, tr, view)
+	} else {
+		err = n.connect(ctx, tr, view)
+	}
+	if err != nil {
 		return err
 	}
 	if err := n.allHere(ctx, post); err != nil {
@@ -40,7 +46,7 @@ func (n *Node) runMember() error {
 		n.mu.state, n.mu.hasJoined = joined, true
 	}
 	n.mu.Unlock()
-	if n.config.Role == cluster.RoleWorker {
+	if n.config.Role == cluster.RoleWorker || n.config.PS {
 		n.endLife(nil)
 	} else {
 		n.Close(true)
@@ -92,7 +98,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.lost, Waiting: n.waiting, Failed: n.controlPlaneFailed}
+	events := cluster.Events{Lost: n.lost, Waiting: n.waiting, Message: n.Office.Deliver, Failed: n.controlPlaneFailed}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -112,6 +118,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
 		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Log: n.log,
+		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.others,
 	}
 }
 
@@ -145,6 +152,28 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 		}
 	}
 	return tr.Await(ctx, toUint32(append(dial, accept...)))
+}
+
+// connectScheduler makes the one data connection of a node in a cluster with programs
+// of ps-lite: with the scheduler, unless that is one too.
+func (n *Node) connectScheduler(ctx context.Context, tr *transport.Transport, view cluster.View) error {
+	if n.config.Role == cluster.RoleWorker && !n.config.PS {
+		return fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
+	}
+	if err := n.own(func() { n.mu.view = view }); err != nil {
+		return err
+	}
+	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, nil, transport.Rates{}, handler)
+	scheduler := view.Member(wire.SchedulerID)
+	if scheduler.PSLite() {
+		return nil
+	}
+	address := net.JoinHostPort(scheduler.Host, strconv.Itoa(scheduler.DataPort))
+	if err := tr.Dial(ctx, wire.SchedulerID, scheduler.Incarnation, address); err != nil {
+		return err
+	}
+	return tr.Await(ctx, []uint32{wire.SchedulerID})
 }
 
 // newWorker makes the key-value store of a worker.
@@ -218,8 +247,10 @@ func toUint32(ids []int) []uint32 {
 
 // allHere is the start barrier: every node has all its connections.
 func (n *Node) allHere(ctx context.Context, post *cluster.Postoffice) error {
-	done := make(chan error, 1)
-	post.Barrier(cluster.AllGroup, func(err error) { done <- err })
+	done := make(chan error, len(post.Customers()))
+	for _, customer := range post.Customers() {
+		post.Barrier(customer, cluster.AllGroup, func(err error) { done <- err }) // all end together
+	}
 	select {
 	case err := <-done:
 		return err
@@ -237,9 +268,16 @@ func (n *Node) allHere(ctx context.Context, post *cluster.Postoffice) error {
 
 // lost takes the scheduler's verdict that a node is dead.
 func (n *Node) lost(id int, why string) {
+	n.noteDead(id)
 	go n.guard(func() error {
 		return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", cluster.Name(id), why)
 	})
+}
+
+func (n *Node) noteDead(id int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.dead = append(n.mu.dead, id)
 }
 
 // connectionLost takes the news that a data connection ended.

@@ -17,6 +17,7 @@ import (
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
+	"fptps/gocore/ps"
 	"fptps/gocore/transport"
 	"fptps/gocore/transport/mem"
 )
@@ -27,13 +28,17 @@ const goodbyeTime = 5 * time.Second
 // Node is one member of a cluster: a worker, a server or the scheduler.
 type Node struct {
 	Tickets *kv.Tickets
+	Office  *ps.Office
 
 	config Config
 	log    *slog.Logger
 	ctx    context.Context // ends when the node closes
 	cancel context.CancelFunc
-	life   *kv.Ticket // see Life
-	ending sync.Mutex // held throughout end
+	life   *kv.Ticket    // see Life
+	over   chan struct{} // closed at the end of life
+	lived  error         // how life ended, once over is closed
+	others chan int      // customers of the process that start while it joins
+	ending sync.Mutex    // held throughout end
 
 	mu struct {
 		sync.Mutex
@@ -47,6 +52,7 @@ type Node struct {
 		view      cluster.View
 		hasJoined bool
 		lifeEnded bool
+		dead      []int // by the scheduler's verdict
 	}
 }
 
@@ -67,8 +73,9 @@ var setProcs = sync.OnceFunc(func() { runtime.GOMAXPROCS(runtime.NumCPU() + spar
 // Open starts a node. It returns at once; Life tells how it goes on.
 func Open(c Config) *Node {
 	setProcs()
-	n := &Node{config: c, Tickets: kv.NewTickets()}
+	n := &Node{config: c, Tickets: kv.NewTickets(), over: make(chan struct{}), others: make(chan int, maxCustomers)}
 	n.log = newLog(c)
+	n.Office = ps.NewOffice(c.Role, n.log)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life = n.Tickets.New(n.explainLife)
 	go n.guard(n.run)
@@ -116,6 +123,8 @@ func (n *Node) endLife(err error) {
 	n.mu.lifeEnded = true
 	n.mu.Unlock()
 	if first {
+		n.lived = err
+		close(n.over)
 		n.Tickets.Finish(n.life, err)
 	}
 }
@@ -155,6 +164,7 @@ func (n *Node) end(err error) {
 	if worker != nil {
 		worker.Fail(err)
 	}
+	n.Office.Fail(err)
 	if post != nil {
 		post.Close()
 	}
@@ -202,6 +212,9 @@ func (n *Node) Worker() (*kv.Worker, error) {
 	if err := n.wellLocked(); err != nil {
 		return nil, err
 	}
+	if n.mu.state == joined && n.mu.view.PSLite() {
+		return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
+	}
 	if n.mu.worker == nil || n.mu.state != joined {
 		return nil, fault.New(fault.Closed, "the worker has not joined its cluster yet")
 	}
@@ -225,7 +238,7 @@ func (n *Node) Barrier() (*kv.Ticket, error) {
 		n.Tickets.Finish(ticket, nil)
 		return ticket, nil
 	}
-	n.post().Barrier(cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
+	n.post().Barrier(0, cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
 	return ticket, nil
 }
 
@@ -242,7 +255,7 @@ func (n *Node) post() *cluster.Postoffice {
 func (n *Node) Close(orderly bool) *kv.Ticket {
 	ticket := n.Tickets.New(func() string { return "the other nodes have not come to their end" })
 	n.mu.Lock()
-	state, failure, post := n.mu.state, n.mu.failure, n.mu.post
+	state, failure, post, scheduler := n.mu.state, n.mu.failure, n.mu.post, n.mu.scheduler
 	n.mu.Unlock()
 	leave := func(err error, all bool) {
 		go n.guard(func() error {
@@ -261,7 +274,9 @@ func (n *Node) Close(orderly bool) *kv.Ticket {
 	case orderly && failure != nil:
 		leave(failure, false)
 	case orderly && state == joined && post != nil:
-		post.Barrier(cluster.AllGroup, func(err error) { leave(err, true) })
+		post.Barrier(0, cluster.AllGroup, func(err error) { leave(err, true) })
+	case orderly && scheduler != nil:
+		scheduler.Barrier(cluster.AllGroup, func(err error) { leave(err, true) })
 	default:
 		leave(nil, false)
 	}

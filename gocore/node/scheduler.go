@@ -23,7 +23,7 @@ func (n *Node) runScheduler() error {
 	if err != nil {
 		return err
 	}
-	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{})
+	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }})
 	if err != nil {
 		return err
 	}
@@ -36,10 +36,21 @@ func (n *Node) runScheduler() error {
 	case <-runner.Done():
 		return runner.Err()
 	}
+	n.Office.Join(runner)
 	n.watch(tr, runner)
+	if n.config.PS {
+		runner.Barrier(cluster.AllGroup, func(err error) {
+			if err == nil {
+				n.endLife(nil)
+			}
+		})
+	}
 	<-runner.Done()
 	if err := runner.Err(); err != nil {
 		return err
+	}
+	if n.config.PS { // its program closes it
+		return nil
 	}
 	n.goodbye()
 	n.shut()

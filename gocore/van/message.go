@@ -14,8 +14,8 @@ const (
 	// MaxMeta bounds the first frame. The longest message is the list of all nodes
 	// (2 x wire.MaxWorkers, at most about 300 bytes each).
 	MaxMeta = 1 << 20
-	// MaxFrame bounds every frame; nothing longer than a list of nodes is sent yet.
-	MaxFrame = MaxMeta
+	// MaxFrame bounds every frame: what an int32 counts in ps-lite's lengths.
+	MaxFrame = 1<<31 - 1
 	// MaxFrames bounds the frames of a message: meta and ps-lite's keys, values and
 	// lengths, with some room.
 	MaxFrames = 8

@@ -52,7 +52,8 @@ type zmqVan struct {
 	rejects *rejects
 	closing atomic.Bool
 	once    sync.Once
-	queue   int // messages kept for one node
+	queue   int   // messages kept for one node
+	frame   int64 // bytes of the longest frame
 
 	sent, received atomic.Uint64
 
@@ -73,12 +74,14 @@ type zmqVan struct {
 var _ Van = (*zmqVan)(nil)
 
 // NewZMQ makes a van of ZeroMQ sockets.
-func NewZMQ(log *slog.Logger) (Van, error) {
+func NewZMQ(log *slog.Logger) (Van, error) { return newZMQ(log, MaxFrame) }
+
+func newZMQ(log *slog.Logger, frame int64) (Van, error) {
 	ctx, err := zmq.NewContext()
 	if err != nil {
 		return nil, fmt.Errorf("starting ZeroMQ: %w", err)
 	}
-	v := &zmqVan{secret: rand.Text(), log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller(), queue: sendQueue}
+	v := &zmqVan{secret: rand.Text(), log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller(), queue: sendQueue, frame: frame}
 	v.mu.dealers = map[int]*zmq.Socket{}
 	if err := v.open(); err != nil {
 		v.Close()
@@ -106,7 +109,7 @@ func (v *zmqVan) open() (err error) {
 	failures := zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 	err = errors.Join(
 		v.router.SetRcvhwm(receiveQueue),
-		v.router.SetMaxmsgsize(MaxFrame),
+		v.router.SetMaxmsgsize(v.frame),
 		v.router.SetHandshakeIvl(handshakeTime),
 		// A node that connects anew takes the place of its old, perhaps half dead, connection.
 		v.router.SetRouterHandover(true),
@@ -194,7 +197,7 @@ func (v *zmqVan) connect(id int, host string, port int, secret string) error {
 		dealer.SetLinger(lingerTime),
 		dealer.SetSndhwm(v.queue),
 		dealer.SetRcvhwm(1), // nobody answers on this socket
-		dealer.SetMaxmsgsize(MaxFrame),
+		dealer.SetMaxmsgsize(v.frame),
 		dealer.SetReconnectIvl(100*time.Millisecond),
 		dealer.SetReconnectIvlMax(time.Second),
 		dealer.SetIpv6(isIPv6(host)),

@@ -50,10 +50,13 @@ type victim struct {
 	messages chan *Envelope
 }
 
+// testFrame is the longest frame that a victim takes.
+const testFrame = MaxMeta
+
 func newVictim(t *testing.T) *victim {
 	t.Helper()
 	log := newLogged()
-	v, err := NewZMQ(slog.New(log))
+	v, err := newZMQ(slog.New(log), testFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,12 +153,12 @@ func TestRubbishMessages(t *testing.T) {
 		{{0x1a, 0xff, 0xff, 0xff, 0x7f}}, // a length beyond the end
 		bytes.Split(bytes.Repeat([]byte{0}, 1000), nil),
 		make([][]byte, MaxFrames+1),
-		{[]byte{}, bytes.Repeat([]byte("x"), MaxFrame)}, // as long as a frame may be: no rubbish
+		{[]byte{}, bytes.Repeat([]byte("x"), testFrame)}, // as long as a frame may be: no rubbish
 	}
 	for _, frames := range rubbish {
 		sendFrames(t, d, frames...)
 	}
-	if e := <-s.messages; len(e.Data) != 1 || len(e.Data[0]) != MaxFrame {
+	if e := <-s.messages; len(e.Data) != 1 || len(e.Data[0]) != testFrame {
 		t.Fatalf("got %d frames of data", len(e.Data))
 	}
 	s.stillWorks(d, 0)
@@ -184,7 +187,7 @@ func TestFrameTooLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.stillWorks(d, 9)
-	sendFrames(t, d, make([]byte, MaxFrame+1))
+	sendFrames(t, d, make([]byte, testFrame+1))
 	if _, _, _, err := events.RecvEvent(0); err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ from .errors import (
     MismatchError,
     NodeLostError,
     RankError,
+    RemoteError,
     TimeoutError,
 )
 from .local import LocalCluster
@@ -40,6 +41,7 @@ __all__ = [
     "MismatchError",
     "NodeLostError",
     "RankError",
+    "RemoteError",
     "Ticket",
     "TimeoutError",
     "__version__",

@@ -73,11 +73,32 @@ block_values = _door(raw.pybind_BlockValues)
 quantise = _door(raw.pybind_Quantise)
 dequantise = _door(raw.pybind_Dequantise)
 inject = _door(raw.pybind_Inject)
+ps_enter = _door(raw.pybind_PSEnter)
+ps_barrier = _door(raw.pybind_PSBarrier)
+ps_place = _door(raw.pybind_PSPlace)
+ps_bounds = _door(raw.pybind_PSBounds)
+ps_customer = _door(raw.pybind_PSCustomer)
+ps_sum = _door(raw.pybind_PSSum)
+ps_close = _door(raw.pybind_PSClose)
+ps_next = _door(raw.pybind_PSNext)
+ps_take = _door(raw.pybind_PSTake)
+ps_request = _door(raw.pybind_PSRequest)
+ps_exchange = _door(raw.pybind_PSExchange)
+ps_respond = _door(raw.pybind_PSRespond)
+ps_fail = _door(raw.pybind_PSFail)
+ps_missing = _door(raw.pybind_PSMissing)
 
 
 def open(options: str) -> int:
     """Opens a node with settings in a JSON object, named as in the environment; it begins to join. Gives its handle."""
     handle = _door(raw.pybind_Open)(options)
+    _open.add(handle)
+    return handle
+
+
+def open_ps(options: str, customer: int) -> int:
+    """As open(), for a program of ps-lite's classes, whose customer it is that starts its node."""
+    handle = _door(raw.pybind_OpenPS)(options, customer)
     _open.add(handle)
     return handle
 

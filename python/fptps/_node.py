@@ -49,6 +49,9 @@ def serve(
         except OF_CORE as error:
             return _fail(role, error)
         try:
+            if role == "server":  # workers of ps-lite find its app 0
+                _core.ps_customer(handle, 0, 0)
+                _core.ps_sum(handle, 0, 0)
             life = _core.joined(handle)
             while not received:
                 if _core.wait(handle, life, SLICE_MS):

@@ -48,6 +48,11 @@ class RankError(FptpsError):
     that LocalCluster raises, or that exception itself where the worker's own cannot be pickled."""
 
 
+class RemoteError(FptpsError):
+    """A node answered a request of fptps.ps with an error, such as an exception in its handler. The text names the node
+    and has its text."""
+
+
 class InternalError(FptpsError):
     """A bug in fptps. Please report it with the whole text."""
 
@@ -63,6 +68,7 @@ CLASSES: Final[dict[str, type[Exception]]] = {
     "type": TypeError,
     "value": ValueError,
     "key": KeyError,
+    "remote": RemoteError,
     "internal": InternalError,
 }
 """The class of each code; the codes are those of gocore/fault."""

@@ -252,6 +252,7 @@ type Meta struct {
 	Token      []byte  `protobuf:"bytes,1000,opt,name=token" json:"token,omitempty"`
 	Generation *uint32 `protobuf:"varint,1001,opt,name=generation" json:"generation,omitempty"` // deaths that the sender knows of
 	Epoch      *uint32 `protobuf:"varint,1002,opt,name=epoch" json:"epoch,omitempty"`           // membership that the sender knows of
+	Dtype      *uint32 `protobuf:"varint,1003,opt,name=dtype" json:"dtype,omitempty"`           // wire.DType of the values, for which data_type has too few
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -264,6 +265,7 @@ type Meta struct {
 	//	*Meta_Disagreement
 	//	*Meta_Suspect
 	//	*Meta_Lost
+	//	*Meta_Failure
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -411,6 +413,13 @@ func (x *Meta) GetEpoch() uint32 {
 	return 0
 }
 
+func (x *Meta) GetDtype() uint32 {
+	if x != nil && x.Dtype != nil {
+		return *x.Dtype
+	}
+	return 0
+}
+
 func (x *Meta) GetOwn() isMeta_Own {
 	if x != nil {
 		return x.Own
@@ -490,6 +499,15 @@ func (x *Meta) GetLost() *Lost {
 	return nil
 }
 
+func (x *Meta) GetFailure() *Failure {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -526,6 +544,10 @@ type Meta_Lost struct {
 	Lost *Lost `protobuf:"bytes,1017,opt,name=lost,oneof"` // scheduler to node
 }
 
+type Meta_Failure struct {
+	Failure *Failure `protobuf:"bytes,1018,opt,name=failure,oneof"` // node to node: the answer to a request that failed
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -541,6 +563,8 @@ func (*Meta_Disagreement) isMeta_Own() {}
 func (*Meta_Suspect) isMeta_Own() {}
 
 func (*Meta_Lost) isMeta_Own() {}
+
+func (*Meta_Failure) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -998,6 +1022,51 @@ func (x *Lost) GetWhy() string {
 	return ""
 }
 
+// Failure answers a request that could not be served.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          *string                `protobuf:"bytes,1,opt,name=text" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Failure) GetText() string {
+	if x != nil && x.Text != nil {
+		return *x.Text
+	}
+	return ""
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1010,7 +1079,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1091,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1153,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x8c\x06\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xcd\x06\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -1106,7 +1175,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\xe9\a \x01(\rR\n" +
 	"generation\x12\x15\n" +
-	"\x05epoch\x18\xea\a \x01(\rR\x05epoch\x12\x1f\n" +
+	"\x05epoch\x18\xea\a \x01(\rR\x05epoch\x12\x15\n" +
+	"\x05dtype\x18\xeb\a \x01(\rR\x05dtype\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -1114,7 +1184,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\bdeclared\x18\xf6\a \x01(\v2\f.ps.DeclaredH\x00R\bdeclared\x127\n" +
 	"\fdisagreement\x18\xf7\a \x01(\v2\x10.ps.DisagreementH\x00R\fdisagreement\x12(\n" +
 	"\asuspect\x18\xf8\a \x01(\v2\v.ps.SuspectH\x00R\asuspect\x12\x1f\n" +
-	"\x04lost\x18\xf9\a \x01(\v2\b.ps.LostH\x00R\x04lostB\x05\n" +
+	"\x04lost\x18\xf9\a \x01(\v2\b.ps.LostH\x00R\x04lost\x12(\n" +
+	"\afailure\x18\xfa\a \x01(\v2\v.ps.FailureH\x00R\afailureB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -1147,7 +1218,9 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03why\x18\x02 \x01(\tR\x03why\"(\n" +
 	"\x04Lost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03whyB\x18Z\x16fptps/gocore/wire/pspb"
+	"\x03why\x18\x02 \x01(\tR\x03why\"\x1d\n" +
+	"\aFailure\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04textB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -1161,7 +1234,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -1174,7 +1247,8 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Disagreement)(nil),      // 8: ps.Disagreement
 	(*Suspect)(nil),           // 9: ps.Suspect
 	(*Lost)(nil),              // 10: ps.Lost
-	(*Disagreement_Part)(nil), // 11: ps.Disagreement.Part
+	(*Failure)(nil),           // 11: ps.Failure
+	(*Disagreement_Part)(nil), // 12: ps.Disagreement.Part
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -1187,12 +1261,13 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	8,  // 7: ps.Meta.disagreement:type_name -> ps.Disagreement
 	9,  // 8: ps.Meta.suspect:type_name -> ps.Suspect
 	10, // 9: ps.Meta.lost:type_name -> ps.Lost
-	11, // 10: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	11, // 10: ps.Meta.failure:type_name -> ps.Failure
+	12, // 11: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -1209,6 +1284,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Disagreement)(nil),
 		(*Meta_Suspect)(nil),
 		(*Meta_Lost)(nil),
+		(*Meta_Failure)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1216,7 +1292,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

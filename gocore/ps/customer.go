@@ -1,0 +1,264 @@
+package ps
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/wire"
+)
+
+// Customer is one application's end on this node, and on a worker one of several of
+// it: requests leave and answers come through it. Any goroutine may use it; one at a
+// time may wait in Next.
+type Customer struct {
+	App, ID int32
+
+	office *Office
+	wake   chan struct{} // holds one: there are events
+	mu     struct {
+		sync.Mutex
+		tracker  Tracker
+		requests queue
+		ended    []Event // of own requests, before those of others
+		failure  error   // why nothing is sent any more; nil while all is well
+		closed   bool
+	}
+}
+
+// Event is one of: a request of a node, the response to a simple request, the end of
+// a request.
+type Event struct {
+	Request, Response *Message
+	Result            *Result
+}
+
+func newCustomer(o *Office, app, id int32) *Customer {
+	return &Customer{App: app, ID: id, office: o, wake: make(chan struct{}, 1)}
+}
+
+// Next waits at most timeout for an event; false when there is none, or none any more.
+func (c *Customer) Next(timeout time.Duration) (Event, bool) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		if e, ok := c.take(); ok {
+			return e, true
+		}
+		select {
+		case <-c.wake:
+		case <-timer.C:
+			return Event{}, false
+		}
+		if c.isClosed() {
+			return Event{}, false
+		}
+	}
+}
+
+func (c *Customer) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.closed
+}
+
+func (c *Customer) take() (Event, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.mu.ended) > 0 {
+		e := c.mu.ended[0]
+		c.mu.ended[0] = Event{}
+		c.mu.ended = c.mu.ended[1:]
+		return e, true
+	}
+	if m := c.mu.requests.pop(); m != nil {
+		return Event{Request: m}, true
+	}
+	return Event{}, false
+}
+
+func (c *Customer) wakeUp() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// accept takes a message for this customer.
+func (c *Customer) accept(m *Message) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return fmt.Errorf("app %d has ended here", m.App)
+	}
+	defer c.wakeUp()
+	if m.Request {
+		c.mu.requests.push(m)
+		return nil
+	}
+	result, err := c.mu.tracker.Answer(m)
+	if err != nil {
+		return err
+	}
+	if m.Simple && m.Failure == "" {
+		c.mu.ended = append(c.mu.ended, Event{Response: m})
+	}
+	if result != nil {
+		c.mu.ended = append(c.mu.ended, Event{Result: result})
+	}
+	return nil
+}
+
+// lose ends what is asked of a node.
+func (c *Customer) lose(id int, why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.mu.tracker.Lose(id, why) {
+		c.mu.ended = append(c.mu.ended, Event{Result: r})
+	}
+	c.wakeUp()
+}
+
+// fail ends all that is asked of anyone, and all that is asked from now on.
+func (c *Customer) fail(why error) {
+	c.mu.Lock()
+	c.mu.failure = why
+	c.mu.Unlock()
+	for _, id := range c.office.everyone() {
+		c.lose(id, why)
+	}
+}
+
+// Close has later messages dropped, and wakes Next.
+func (c *Customer) Close() {
+	c.office.forget(c)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.closed = true
+	c.wakeUp()
+}
+
+// start opens a request of nodes, unless nothing is sent any more.
+func (c *Customer) start(pull bool, asked map[int][]uint64) (int32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.failure != nil {
+		return 0, c.mu.failure
+	}
+	if len(asked) > 0 {
+		return c.mu.tracker.Start(pull, asked), nil
+	}
+	ts := c.mu.tracker.Start(pull, map[int][]uint64{0: nil}) // nobody has to answer: it ends at once
+	for _, r := range c.mu.tracker.Lose(0, nil) {
+		c.mu.ended = append(c.mu.ended, Event{Result: r})
+	}
+	c.wakeUp()
+	return ts, nil
+}
+
+// send takes a message of request ts to its node; where that fails, the request does.
+func (c *Customer) send(m *Message) {
+	if err := c.office.send(m); err != nil {
+		c.lose(m.Peer, fault.New(fault.Connect, "request %d could not be sent to %s: %v", m.Timestamp, name(m.Peer), err))
+	}
+}
+
+// Request asks all nodes of a group, or one by its id, with a number and any bytes.
+func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
+	asked := map[int][]uint64{}
+	for _, id := range c.office.group(to) {
+		asked[id] = nil
+	}
+	if len(asked) == 0 {
+		return 0, fault.New(fault.Value, "there is no node or group %d here", to)
+	}
+	ids := keysOf(asked)
+	ts, err := c.start(false, asked)
+	if err != nil {
+		return 0, err
+	}
+	for _, id := range ids {
+		c.send(&Message{Peer: id, App: c.App, Customer: c.ID, Timestamp: ts, Head: head, Body: body, Request: true, Simple: true})
+	}
+	return ts, nil
+}
+
+// Exchange pushes values, pulls them, or both. Keys and Lens are kept until the end of
+// the request, the values not beyond the return.
+func (c *Customer) Exchange(push, pull bool, k KVs, command, priority int32) (int32, error) {
+	if err := k.check(push); err != nil {
+		return 0, fault.New(fault.Value, "%v", err)
+	}
+	servers := c.office.servers()
+	if servers == 0 {
+		return 0, fault.New(fault.Value, "this cluster has no servers to push to or pull from")
+	}
+	parts, err := Slice(&k, Bounds(servers))
+	if err != nil {
+		return 0, err
+	}
+	asked := map[int][]uint64{}
+	for rank, part := range parts {
+		if len(part.Keys) > 0 {
+			asked[wire.ServerID(rank)] = part.Keys
+		}
+	}
+	ts, err := c.start(pull, asked)
+	if err != nil {
+		return 0, err
+	}
+	for rank, part := range parts {
+		if len(part.Keys) > 0 {
+			c.send(&Message{Peer: wire.ServerID(rank), App: c.App, Customer: c.ID, Timestamp: ts, Head: command,
+				Request: true, Push: push, Pull: pull, Priority: priority, KVs: part})
+		}
+	}
+	return ts, nil
+}
+
+// Missing names who has not answered a request.
+func (c *Customer) Missing(ts int32) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var names []string
+	for _, id := range c.mu.tracker.Missing(ts) {
+		names = append(names, name(id))
+	}
+	return names
+}
+
+// Respond answers a request. Of to only what names it is used: values and Body are
+// the answer's.
+func (c *Customer) Respond(to *Message, body []byte, k KVs) error {
+	if !to.Simple {
+		if err := k.check(len(k.Keys) > 0); err != nil {
+			return fault.New(fault.Value, "%v", err)
+		}
+	}
+	answer := answerTo(to)
+	answer.Body, answer.KVs = body, k
+	return c.answer(answer)
+}
+
+// Fail answers a request with an error.
+func (c *Customer) Fail(to *Message, why string) error {
+	answer := answerTo(to)
+	answer.Failure = why
+	return c.answer(answer)
+}
+
+func (c *Customer) answer(m *Message) error {
+	if err := c.office.send(m); err != nil {
+		return fault.New(fault.Connect, "the answer to request %d could not be sent to %s: %v", m.Timestamp, name(m.Peer), err)
+	}
+	return nil
+}
+
+// answerTo is an empty answer to a request.
+func answerTo(m *Message) *Message {
+	return &Message{Peer: m.Peer, App: m.App, Customer: m.Customer, Timestamp: m.Timestamp, Head: m.Head,
+		Simple: m.Simple, Push: m.Push, Pull: m.Pull, Priority: m.Priority}
+}
+
+func name(id int) string { return wire.NodeName(id) }

@@ -1,0 +1,306 @@
+package ps
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"fptps/gocore/cluster"
+	"fptps/gocore/fault"
+	"fptps/gocore/van"
+	"fptps/gocore/wire/pspb"
+)
+
+const (
+	// appTime is how long a message waits for its app to be opened here, as in ps-lite.
+	appTime = 5 * time.Second
+	// maxEarly and maxEarlyBytes bound such messages.
+	maxEarly      = 4096
+	maxEarlyBytes = 256 << 20
+	// maxLogged bounds the senders whose nonsense is logged, and the memory of them.
+	maxLogged = 100
+	// maxFailure bounds the text of an error that is sent.
+	maxFailure = 16 << 10
+)
+
+// Post carries messages: a cluster.Postoffice, or the scheduler's cluster.Runner.
+type Post interface {
+	View() cluster.View
+	Send(id int, m *pspb.Meta, data ...[]byte) error
+}
+
+// Office is a node's end of all apps.
+type Office struct {
+	role   cluster.Role
+	log    *slog.Logger
+	joined chan struct{} // closed by Join
+	post   Post          // set before joined closes
+	mu     struct {
+		sync.Mutex
+		customers map[address]*Customer
+		early     []early // for apps that are not open yet, in the order they came
+		bytes     int     // of early
+		failure   error
+		rejected  uint64
+		logged    map[int]bool // senders
+	}
+}
+
+type address struct{ app, customer int32 }
+
+type early struct {
+	to    address
+	m     *Message
+	until time.Time
+}
+
+// NewOffice makes the office of a node that is going to join its cluster.
+func NewOffice(role cluster.Role, log *slog.Logger) *Office {
+	o := &Office{role: role, log: log, joined: make(chan struct{})}
+	o.mu.customers = map[address]*Customer{}
+	o.mu.logged = map[int]bool{}
+	return o
+}
+
+// Join gives the office its post. Once.
+func (o *Office) Join(p Post) {
+	o.post = p
+	close(o.joined)
+}
+
+// hasJoined tells whether there is a post.
+func (o *Office) hasJoined() bool {
+	select {
+	case <-o.joined:
+		return true
+	default:
+		return false
+	}
+}
+
+// Open makes the customer of an app. On servers and the scheduler an app has one,
+// whose id is the app's, as in ps-lite.
+func (o *Office) Open(app, customer int32) (*Customer, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	at := o.at(app, customer)
+	if o.mu.customers[at] != nil {
+		return nil, fault.New(fault.Value, "app %d has a customer %d already", at.app, at.customer)
+	}
+	c := newCustomer(o, app, at.customer)
+	c.mu.failure = o.mu.failure
+	o.mu.customers[at] = c
+	o.mu.early = slices.DeleteFunc(o.mu.early, func(e early) bool {
+		if e.to != at {
+			return false
+		}
+		o.mu.bytes -= e.m.size()
+		o.hand(c, e.m)
+		return true
+	})
+	return c, nil
+}
+
+// at is where a message for an app and customer goes on this node.
+func (o *Office) at(app, customer int32) address {
+	if o.role != cluster.RoleWorker {
+		customer = app
+	}
+	return address{app, customer}
+}
+
+func (o *Office) forget(c *Customer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.mu.customers, address{c.App, c.ID})
+}
+
+// Deliver takes a message of a node, this one included. It never waits.
+func (o *Office) Deliver(from cluster.Member, e *van.Envelope) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	m, err := Parse(from.ID, e.Meta, e.Data)
+	if err != nil {
+		o.reject(from.ID, err.Error())
+		if m != nil {
+			o.malformed(m, err)
+		}
+		return
+	}
+	at := o.at(m.App, m.Customer)
+	if c := o.mu.customers[at]; c != nil {
+		o.hand(c, m)
+	} else {
+		o.keep(at, m)
+	}
+}
+
+// malformed answers a request that makes no sense; by an answer that makes none, its
+// request ends.
+func (o *Office) malformed(m *Message, why error) {
+	if m.Request {
+		o.refuse(m, why.Error())
+	} else if c := o.mu.customers[o.at(m.App, m.Customer)]; c != nil {
+		m.Failure = "its answer makes no sense: " + why.Error()
+		c.accept(m) // one that nobody has asked for is counted already
+	}
+}
+
+func (o *Office) hand(c *Customer, m *Message) {
+	if err := c.accept(m); err != nil {
+		o.reject(m.Peer, err.Error())
+	}
+}
+
+// keep keeps a request until its app is opened. An answer has none to wait for: who
+// has asked is there.
+func (o *Office) keep(at address, m *Message) {
+	if !m.Request || len(o.mu.early) == maxEarly || o.mu.bytes+m.size() > maxEarlyBytes || o.mu.failure != nil {
+		o.unknown(at, m)
+		return
+	}
+	o.mu.early = append(o.mu.early, early{at, m, time.Now().Add(appTime)})
+	o.mu.bytes += m.size()
+	time.AfterFunc(appTime, func() { o.expire(time.Now()) })
+}
+
+// expire gives up the messages whose app has not been opened.
+func (o *Office) expire(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.early = slices.DeleteFunc(o.mu.early, func(e early) bool {
+		late := !now.Before(e.until)
+		if late {
+			o.mu.bytes -= e.m.size()
+			o.unknown(e.to, e.m)
+		}
+		return late
+	})
+}
+
+func (o *Office) unknown(at address, m *Message) {
+	why := fmt.Sprintf("there is no app %d here", at.app)
+	if o.role == cluster.RoleWorker {
+		why = fmt.Sprintf("there is no customer %d of app %d here", at.customer, at.app)
+	}
+	o.reject(m.Peer, why)
+	if m.Request {
+		o.refuse(m, why)
+	}
+}
+
+// refuse answers a request with an error.
+func (o *Office) refuse(m *Message, why string) {
+	answer := answerTo(m)
+	answer.Failure = why
+	if err := o.send(answer); err != nil {
+		o.log.Warn("an error could not be sent", "to", name(m.Peer), "reason", err)
+	}
+}
+
+// Reject counts a message that makes no sense, and logs the first of its sender.
+func (o *Office) Reject(from int, why string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.reject(from, why)
+}
+
+func (o *Office) reject(from int, why string) {
+	o.mu.rejected++
+	if !o.mu.logged[from] && len(o.mu.logged) < maxLogged {
+		o.mu.logged[from] = true
+		o.log.Warn("a message made no sense; more of that sender are counted only", "from", name(from), "reason", why)
+	}
+}
+
+// Rejected counts the messages of members that made no sense.
+func (o *Office) Rejected() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.mu.rejected
+}
+
+// Fail ends everything that waits with err, and all that is asked from now on.
+func (o *Office) Fail(err error) {
+	o.mu.Lock()
+	o.mu.failure = err
+	all := make([]*Customer, 0, len(o.mu.customers))
+	for _, c := range o.mu.customers {
+		all = append(all, c)
+	}
+	o.mu.Unlock()
+	for _, c := range all {
+		c.fail(err)
+	}
+}
+
+func (o *Office) send(m *Message) error {
+	if !o.hasJoined() {
+		return fault.New(fault.Closed, "this node has not joined its cluster yet")
+	}
+	if len(m.Failure) > maxFailure {
+		m.Failure = m.Failure[:maxFailure] + "..."
+	}
+	meta, frames := m.Encode()
+	for _, frame := range frames {
+		if len(frame) > van.MaxFrame {
+			return fault.New(fault.Value, "%d bytes for one server in one request, at most %d", len(frame), van.MaxFrame)
+		}
+	}
+	return o.post.Send(m.Peer, meta, frames...)
+}
+
+// everyone lists the ids of all nodes.
+func (o *Office) everyone() []int {
+	if !o.hasJoined() {
+		return nil
+	}
+	var ids []int
+	for _, m := range o.post.View().Members {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+// servers is how many servers cut the keys.
+func (o *Office) servers() int {
+	if !o.hasJoined() {
+		return 0
+	}
+	return len(o.post.View().Servers())
+}
+
+// group lists the nodes of a group, or the one of an id.
+func (o *Office) group(to int) []int {
+	bits := map[cluster.Role]int{cluster.RoleScheduler: cluster.SchedulerGroup, cluster.RoleServer: cluster.ServerGroup, cluster.RoleWorker: cluster.WorkerGroup}
+	if !o.hasJoined() {
+		return nil
+	}
+	var ids []int
+	for _, m := range o.post.View().Members {
+		if m.ID == to || to <= cluster.AllGroup && bits[m.Role]&to != 0 {
+			ids = append(ids, m.ID)
+		}
+	}
+	return ids
+}
+
+// size is about what m takes in memory.
+func (m *Message) size() int {
+	return len(m.Body) + len(m.KVs.Vals) + 8*len(m.KVs.Keys) + 4*len(m.KVs.Lens)
+}
+
+// keysOf lists the nodes of a request, by id.
+func keysOf(asked map[int][]uint64) []int {
+	ids := make([]int, 0, len(asked))
+	for id := range asked {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+var _ Post = (*cluster.Postoffice)(nil)
+var _ Post = (*cluster.Runner)(nil)

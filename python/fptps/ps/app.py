@@ -1,0 +1,251 @@
+"""SimpleApp: requests of a number and some bytes, and what KVWorker and KVServer share with it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import BusyError, RemoteError, TimeoutError, from_core
+from ..ticket import OF_CORE
+from .postoffice import SLICE_MS, Postoffice, default_timeout
+
+_log = logging.getLogger("fptps")
+
+PATIENCE_S: Final = 5.0
+"""How long a simple request waits for its handle; as long as the core keeps one for its app."""
+
+Event = dict[str, Any]
+"""What the core tells: pybind/ps.go has the names."""
+
+
+@dataclass(frozen=True)
+class SimpleData:
+    """A request, or the response to one."""
+
+    head: int
+    body: bytes
+    sender: int
+    """Id of the node."""
+    timestamp: int
+    customer_id: int
+    _event: str = ""
+
+
+class Outcome:
+    """How a request ended, or that it has not."""
+
+    def __init__(self, finish: Callable[[Event], Any] | None, callback: Callable[[], None] | None) -> None:
+        self.finish = finish
+        self.callback = callback
+        self.ended = False  # its result is here
+        self.failure: BaseException | None = None
+        self.result: Any = None
+
+
+class SimpleApp:
+    """One end of an app on this node: requests of a number (head) and bytes (body) to nodes and groups.
+
+    app_id names the app on all nodes. A worker may have several customers of an app, each with its own requests;
+    servers and the scheduler have one. Handles and callbacks run one at a time on a thread of the app, in the order
+    of their priority, and those of one node for the same keys in its order. An exception in a handle is the
+    requester's RemoteError.
+
+    Raises ClosedError before start(), and ValueError if the customer is there already.
+    """
+
+    def __init__(self, app_id: int, customer_id: int) -> None:
+        # Not at the top: a process that forks before its start() can use fptps in the child.
+        from .. import _core
+
+        self._core: Final = _core
+        self._office: Final = Postoffice.get()
+        self._handle: Final = self._office.handle
+        self._id: Final = (app_id, customer_id)
+        self._changed = threading.Condition()
+        self._outcomes: dict[int, Outcome] = {}  # of requests that are under way, or have something to tell
+        self._stopped = False
+        self._simple_handle: Callable[[SimpleData, SimpleApp], None] | None = None
+        self._early: list[SimpleData] = []  # simple requests that came before their handle
+        self._patience = time.monotonic() + PATIENCE_S
+        self._response_handle: Callable[[SimpleData, SimpleApp], None] | None = None
+        self._thread: threading.Thread | None = None
+        _core.ps_customer(self._handle, app_id, customer_id)
+        self._office.enter(self)
+        self._begin()
+
+    def request(self, head: int, body: bytes, recv_id: int) -> int:
+        """Sends a request to a node by its id, or to each of a group; returns its timestamp for wait().
+
+        wait() returns when all have responded. RemoteError there if one answers with an error.
+        """
+        data = np.frombuffer(body, np.uint8)
+        address = data.ctypes.data if len(data) else 0
+        with self._changed:  # its end must not be told before it is known
+            return self._sent(self._core.ps_request(self._handle, *self._id, head, address, len(data), recv_id))
+
+    def set_request_handle(self, handle: Callable[[SimpleData, SimpleApp], None]) -> None:
+        """Has handle(request, app) called for each simple request. It calls app.response(request), then or later.
+
+        Requests wait for it until 5 s after the app's start. From then on, without it, they are answered with an empty
+        body.
+        """
+        self._simple_handle = handle
+
+    def set_response_handle(self, handle: Callable[[SimpleData, SimpleApp], None]) -> None:
+        """Has handle(response, app) called for each response to a request of this app."""
+        self._response_handle = handle
+
+    def response(self, request: SimpleData, body: bytes = b"") -> None:
+        """Answers a request. From any thread."""
+        data = np.frombuffer(body, np.uint8)
+        address = data.ctypes.data if len(data) else 0
+        self._core.ps_respond(self._handle, *self._id, request._event, address, len(data), 0, 0, 0, 0, 0, 0, 0)
+
+    def wait(self, timestamp: int) -> Any:
+        """Waits until a request has ended, at most FPTPS_TIMEOUT; after TimeoutError one may wait again.
+
+        Returns the values of a pull or push_pull that was given no array for them, once; else None. Raises what the
+        request ended with: RemoteError, NodeLostError, or what its callback raised.
+        """
+        seconds = default_timeout()
+        end = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                outcome = self._outcomes.get(timestamp)
+                own_thread = threading.current_thread() is self._thread
+                if outcome is None or (outcome.ended and (own_thread or outcome.callback is None)):
+                    break
+                if own_thread:
+                    raise BusyError("wait() in a handle or callback of the same app would wait for itself")
+                if (
+                    not self._changed.wait(min(SLICE_MS / 1000, max(end - time.monotonic(), 0)))
+                    and time.monotonic() > end
+                ):
+                    missing = self._core.ps_missing(self._handle, *self._id, timestamp)
+                    raise TimeoutError(
+                        f"request {timestamp}: waited {seconds:g} s; no answer from {missing or 'itself'}"
+                    )
+            self._outcomes.pop(timestamp, None)
+        if outcome is None:
+            return None
+        if outcome.failure is not None:
+            raise outcome.failure
+        return outcome.result
+
+    def stop(self) -> None:
+        """Ends the app; finalize() does it. What still waits ends with an error."""
+        self._stopped = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._changed:
+            for outcome in self._outcomes.values():
+                if not outcome.ended:
+                    outcome.ended, outcome.callback = True, None
+                    outcome.failure = from_core(RuntimeError("fptps:closed: the node has left its cluster"))
+            self._changed.notify_all()
+
+    def _sent(
+        self, timestamp: int, finish: Callable[[Event], Any] | None = None, callback: Callable[[], None] | None = None
+    ) -> int:
+        """Notes a request that is under way."""
+        self._outcomes[timestamp] = Outcome(finish, callback)
+        return timestamp
+
+    def _begin(self) -> None:
+        """Starts the thread that takes what the core tells."""
+        self._thread = threading.Thread(target=self._poll, name=f"fptps.ps app {self._id[0]}", daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._stopped:
+            try:
+                told = self._core.ps_next(self._handle, *self._id, SLICE_MS)
+            except OF_CORE:
+                return  # the node is closed
+            self._serve_simple()
+            if told:
+                self._take(told, json.loads(told))
+
+    def _take(self, told: str, event: Event) -> None:
+        if event["kind"] == "result":
+            self._end(event)
+        elif event["kind"] == "response":
+            handle = self._response_handle
+            if handle is not None:
+                self._guard("", handle, self._data(told, event), self)
+        elif event["simple"]:
+            self._early.append(self._data(told, event))
+            self._serve_simple()
+        else:
+            self._guard(told, self._serve, told, event)
+
+    def _guard(self, told: str, handle: Callable[..., None], *arguments: Any) -> None:
+        """Calls a handle; its exception answers the request, where it is one."""
+        try:
+            handle(*arguments)
+        except Exception as error:
+            _log.exception("a handle of app %d failed", self._id[0])
+            if told:
+                self._fail(told, error)
+
+    def _serve_simple(self) -> None:
+        """Has the simple requests served, once there is a handle for them or none is waited for any more."""
+        handle = self._simple_handle
+        if handle is None and time.monotonic() < self._patience:
+            return
+        while self._early:
+            request = self._early.pop(0)
+            self._guard(request._event, handle or _acknowledge, request, self)
+
+    def _fail(self, told: str, error: Exception) -> None:
+        """Answers a request with an exception."""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        try:
+            self._core.ps_fail(self._handle, *self._id, told, text)
+        except OF_CORE as unsent:
+            _log.warning("an error could not be sent: %s", unsent)
+
+    def _serve(self, told: str, event: Event) -> None:
+        """Answers a push or pull."""
+        raise RemoteError(f"app {self._id[0]} takes no pushes and pulls on this node")
+
+    def _data(self, told: str, event: Event) -> SimpleData:
+        body = base64.b64decode(event["body"] or "")
+        return SimpleData(event["head"], body, event["peer"], event["timestamp"], event["customer"], told)
+
+    def _end(self, event: Event) -> None:
+        """Ends a request: its values first, then its callback, then those that wait."""
+        with self._changed:
+            outcome = self._outcomes[event["timestamp"]]
+        try:
+            if event["error"]:
+                outcome.failure = from_core(RuntimeError("fptps:" + event["error"]))
+            elif outcome.finish is not None:
+                outcome.result = outcome.finish(event)
+        except Exception as error:
+            outcome.failure = error
+        outcome.ended = True
+        if outcome.callback is not None:
+            try:
+                outcome.callback()
+            except Exception as error:
+                _log.exception("a callback of app %d failed", self._id[0])
+                outcome.failure = outcome.failure or error
+        with self._changed:
+            outcome.callback = None
+            if outcome.failure is None and outcome.result is None:
+                self._outcomes.pop(event["timestamp"], None)
+            self._changed.notify_all()
+
+
+def _acknowledge(request: SimpleData, app: SimpleApp) -> None:
+    SimpleApp.response(app, request)

@@ -1,0 +1,222 @@
+"""The process's node: its role, its rank, who else is there, and barriers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..errors import ClosedError, TimeoutError
+from ..ticket import OF_CORE
+
+if TYPE_CHECKING:
+    from .app import SimpleApp
+
+SCHEDULER: Final = 1
+"""The scheduler's id, and the group of it alone."""
+SERVER_GROUP: Final = 2
+WORKER_GROUP: Final = 4
+ALL: Final = SCHEDULER + SERVER_GROUP + WORKER_GROUP
+"""Groups add up."""
+
+SLICE_MS: Final = 100
+"""The longest single call into the core. Python sees a Ctrl-C only between two calls."""
+MARGIN_S: Final = 5.0
+"""How much longer than the core this side waits for a join, so that the core's error, which says more, comes first."""
+
+
+class Range(NamedTuple):
+    """The keys from begin up to end, without it."""
+
+    begin: int
+    end: int
+
+
+class Postoffice:
+    """The one node of this process. Postoffice.get() gives it; start() and finalize() begin and end its life.
+
+    Ids are ps-lite's: the scheduler's is 1, that of the server of rank r is 2r+8, of the worker of rank r 2r+9.
+    """
+
+    _of_process: Postoffice | None = None
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        self._handle = 0  # the core's; 0 before start() and after finalize()
+        self._lock = threading.Lock()
+        self._apps: list[SimpleApp] = []
+
+    @classmethod
+    def get(cls) -> Postoffice:
+        """The node of this process."""
+        with cls._making:
+            if cls._of_process is None:
+                cls._of_process = cls()
+            return cls._of_process
+
+    @property
+    def role(self) -> str:
+        """ "scheduler", "server" or "worker"."""
+        return str(self._info()["role"])
+
+    @property
+    def rank(self) -> int:
+        """The node's number among those of its role, from 0; 0 on the scheduler."""
+        return int(self._info()["rank"])
+
+    @property
+    def id(self) -> int:
+        """The node's id."""
+        return int(self._place()["id"])
+
+    @property
+    def num_workers(self) -> int:
+        """DMLC_NUM_WORKER. A process counts as often as customers of it call start()."""
+        return int(self._info()["num_workers"])
+
+    @property
+    def num_servers(self) -> int:
+        """DMLC_NUM_SERVER."""
+        return int(self._info()["num_servers"])
+
+    def node_ids(self, group: int) -> list[int]:
+        """The ids of the nodes of a group, or of the one node whose id it is."""
+        bits = {"scheduler": SCHEDULER, "server": SERVER_GROUP, "worker": WORKER_GROUP}
+        members = self._place()["members"]
+        return [m["id"] for m in members if m["id"] == group or (group <= ALL and bits[m["role"]] & group)]
+
+    def server_key_ranges(self) -> list[Range]:
+        """The keys of each server, by rank: 2**64 - 1 keys in equal parts."""
+        from .. import _core
+
+        bounds = json.loads(_core.ps_bounds(self.num_servers))
+        return [Range(begin, end) for begin, end in zip(bounds, bounds[1:])]
+
+    def barrier(self, customer_id: int, group: int) -> None:
+        """Waits until all nodes of a group, which this one is in, are here; nodes of several customers with each.
+
+        ALL is for start() and finalize(): the second barrier of all nodes ends the cluster. A plain `fptps scheduler`
+        counts as present in every barrier; one whose program has called start() comes itself. NodeLostError if a node
+        dies meanwhile. No bound of time; the log names who is missing.
+        """
+        from .. import _core
+
+        self.wait(_core.ps_barrier(self.handle, customer_id, group), math.inf)
+
+    def dead_nodes(self) -> list[int]:
+        """The ids of the nodes that the scheduler has declared dead."""
+        return list(self._place()["dead"] or [])
+
+    def stats(self) -> dict[str, int]:
+        """The node's counters, as fptps.KVWorker's; rejected_messages: what members sent that made no sense."""
+        from .. import _core
+
+        return dict(json.loads(_core.stats(self.handle)))
+
+    @property
+    def handle(self) -> int:
+        """The core's name of the node; ClosedError before start() and after finalize()."""
+        if not self._handle:
+            raise ClosedError("there is no node: call fptps.ps.start() first, and nothing after finalize()")
+        return self._handle
+
+    def wait(self, ticket: int, seconds: float) -> None:
+        """Waits for a ticket of the core; TimeoutError after so many seconds."""
+        from .. import _core
+
+        end = time.monotonic() + seconds
+        handle = self.handle
+        while not _core.wait(handle, ticket, SLICE_MS):
+            if time.monotonic() > end:
+                raise TimeoutError(f"waited {seconds:g} s for {_core.explain(handle, ticket)}")
+
+    def start(self, customer_id: int) -> None:
+        """See the function start()."""
+        from .. import _core
+
+        with self._lock:
+            first = not self._handle
+            if self._handle:
+                ticket = _core.ps_enter(self._handle, customer_id)
+            else:
+                self._handle = _core.open_ps(json.dumps(dict(os.environ)), customer_id)
+                ticket = _core.joined(self._handle)
+        try:
+            self.wait(ticket, default_timeout() + MARGIN_S if self._role_given() != "scheduler" else math.inf)
+        except BaseException:
+            if first:
+                self._leave(orderly=False)
+            raise
+
+    def finalize(self, customer_id: int, do_barrier: bool) -> None:
+        """See the function finalize()."""
+        if customer_id == 0:
+            self._leave(do_barrier)
+        elif do_barrier:
+            self.barrier(customer_id, ALL)
+
+    def enter(self, app: SimpleApp) -> None:
+        """Notes an app, which ends with the node."""
+        self._apps.append(app)
+
+    def _leave(self, orderly: bool) -> None:
+        from .. import _core
+
+        with self._lock:
+            handle = self._handle
+            if not handle:
+                return
+            try:
+                self.wait(_core.close(handle, int(orderly)), math.inf)
+            except OF_CORE:
+                # Nothing of the node is left when its second close has ended, whatever became of the first.
+                with contextlib.suppress(*OF_CORE):
+                    self.wait(_core.close(handle, 0), math.inf)
+                raise
+            finally:
+                for app in self._apps:
+                    app.stop()
+                self._apps.clear()
+                self._handle = 0
+                _core.free(handle)
+
+    def _role_given(self) -> str:
+        return os.environ.get("DMLC_ROLE", "worker")
+
+    def _info(self) -> dict[str, Any]:
+        from .. import _core
+
+        return dict(json.loads(_core.info(self.handle)))
+
+    def _place(self) -> dict[str, Any]:
+        from .. import _core
+
+        return dict(json.loads(_core.ps_place(self.handle)))
+
+
+def default_timeout() -> float:
+    """FPTPS_TIMEOUT, in seconds."""
+    return float(os.environ.get("FPTPS_TIMEOUT") or 60.0)
+
+
+def start(customer_id: int = 0) -> None:
+    """Joins the cluster of the environment, and returns when all its nodes are there and ready.
+
+    A process calls it once, or once in a thread for each of its customers; each of these counts in DMLC_NUM_WORKER.
+    ConfigError for settings that are missing, ConnectError or TimeoutError after FPTPS_TIMEOUT; the scheduler waits
+    without bound.
+    """
+    Postoffice.get().start(customer_id)
+
+
+def finalize(customer_id: int = 0, do_barrier: bool = True) -> None:
+    """Waits, with do_barrier, until all nodes are here too; customer 0's then ends the node and its apps.
+
+    Without do_barrier the others learn at once that this one has left, and cannot go on. NodeLostError if one of them
+    was lost before.
+    """
+    Postoffice.get().finalize(customer_id, do_barrier)

@@ -1,0 +1,127 @@
+"""KVWorker: pushes and pulls values by key, at the servers whose keys they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Place, locate, number_of
+from .app import Event, SimpleApp
+from .values import Array, address, check_dtype, keys_of, lens_of, values_of
+
+PUSH, PULL = 1, 2
+NOWHERE = Place(0, 0, 0, None)
+
+
+class KVWorker(SimpleApp):
+    """A worker's customer of the key-value app app_id; dtype is that of all its values.
+
+    Keys are whole numbers from 0 to 2**64 - 2, ascending, each once. The value of a key is one or more elements: lens
+    says how many each has, and without it all have the same number. A request is cut by the servers' key ranges and
+    ends when all of them have answered. Requests for a common key are served in the order in which they were made.
+    Larger priority is served first.
+    """
+
+    def __init__(self, app_id: int = 0, customer_id: int = 0, dtype: Any = "float32") -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        super().__init__(app_id, customer_id)
+
+    def push(
+        self,
+        keys: Any,
+        vals: Any,
+        lens: Any = None,
+        cmd: int = 0,
+        callback: Callable[[], None] | None = None,
+        priority: int = 0,
+    ) -> int:
+        """Sends values to the servers; returns the request's timestamp for wait().
+
+        keys: 1-D, n whole numbers. vals: an array of the KVWorker's dtype, or a list. lens: None, or n whole numbers
+        that add up to the number of values. cmd: for the server's handle. callback is called, without arguments and on
+        the app's thread, when all servers have answered. The arrays may be changed as soon as push returns. ValueError
+        or TypeError for what does not fit together.
+        """
+        return self._exchange(PUSH, keys, vals, None, lens, None, cmd, callback, priority)
+
+    def pull(
+        self,
+        keys: Any,
+        vals: Any = None,
+        lens: Any = None,
+        cmd: int = 0,
+        callback: Callable[[], None] | None = None,
+        priority: int = 0,
+    ) -> int:
+        """Asks the servers for values; returns the request's timestamp for wait().
+
+        vals: the array to fill, of the KVWorker's dtype and as many elements as the answer; without it wait() returns a
+        new one. lens: None, or an int32 array of n elements to fill with each key's number of elements. Both are filled
+        before the callback.
+        """
+        if lens is not None and (
+            not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or not lens.flags.writeable
+        ):
+            raise TypeError("lens of a pull is an int32 array to fill")
+        return self._exchange(PULL, keys, None, vals, None, lens, cmd, callback, priority)
+
+    def push_pull(
+        self,
+        keys: Any,
+        vals: Any,
+        outs: Any = None,
+        lens: Any = None,
+        cmd: int = 0,
+        callback: Callable[[], None] | None = None,
+        priority: int = 0,
+    ) -> int:
+        """Pushes values and pulls the same keys in one request; vals and lens as in push(), outs as vals in pull()."""
+        return self._exchange(PUSH | PULL, keys, vals, outs, lens, None, cmd, callback, priority)
+
+    def _exchange(
+        self,
+        flags: int,
+        keys: Any,
+        vals: Any,
+        out: Any,
+        lens: Any,
+        out_lens: Array | None,
+        cmd: int,
+        callback: Callable[[], None] | None,
+        priority: int,
+    ) -> int:
+        asked = keys_of(keys)
+        if out is not None:
+            check_dtype(locate(out, write=True).dtype, self.dtype, "the array to fill")
+        if out_lens is not None and out_lens.size != asked.size:
+            raise ValueError(f"lens for {out_lens.size} keys, and there are {asked.size}")
+        place = values_of(vals, self.dtype) if flags & PUSH and asked.size else NOWHERE
+        sent = None if lens is None else lens_of(lens)
+
+        def finish(event: Event) -> Any:
+            return self._fill(event, asked, out, out_lens)
+
+        with self._changed:  # its end must not be told before it is known
+            timestamp = self._core.ps_exchange(
+                self._handle, *self._id, flags, cmd, priority, number_of(self.dtype), address(asked), asked.size,
+                place.address, place.nbytes, address(sent), 0 if sent is None else sent.size,
+            )  # fmt: skip
+            return self._sent(timestamp, finish if flags & PULL else None, callback)
+
+    def _fill(self, event: Event, keys: Array, out: Any, lens: Array | None) -> Any:
+        """Brings the values of an answer to where they are to be; returns them where nobody gave an array."""
+        if not keys.size:
+            return np.empty(0, self.dtype) if out is None else None
+        check_dtype(event["dtype"], self.dtype, "the values of the answer")
+        count = event["bytes"] // self.dtype.itemsize
+        target = np.empty(count, self.dtype) if out is None else out
+        place = NOWHERE if out is None and not count else locate(target, write=True)
+        if place.nbytes != event["bytes"]:
+            raise ValueError(f"the answer has {count} values, and the array to fill another number")
+        told = np.full(keys.size, count // keys.size, np.int32)
+        self._core.ps_take(self._handle, *self._id, 0, place.address, address(told) if event["lens"] else 0)
+        if lens is not None:
+            lens[...] = told.reshape(lens.shape)
+        return target if out is None else None

@@ -1,0 +1,85 @@
+"""Clusters whose processes are programs of the test's choice, for the tests of fptps.ps."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fptps.launch import HOST, reserved_port
+
+PATIENCE_S = 90
+SCHEDULER = [sys.executable, "-m", "fptps", "scheduler"]
+SERVER = [sys.executable, "-m", "fptps", "server"]
+
+
+def environment(port, workers, servers, **settings):
+    """What the nodes of a cluster on this machine share."""
+    return {
+        **os.environ,
+        "DMLC_PS_ROOT_URI": HOST,
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": HOST,
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "PYTHONPATH": str(Path(__file__).parent),
+        **settings,
+    }
+
+
+class Cluster:
+    """Its processes: what each printed, and how it ended."""
+
+    def __init__(self, folder, settings):
+        self._folder = Path(folder)
+        self._settings = settings
+        self.processes = []
+
+    def start(self, role, command, **settings):
+        """Starts a process; returns its number."""
+        number = len(self.processes)
+        with open(self._folder / f"{number}.out", "wb") as out, open(self._folder / f"{number}.err", "wb") as err:
+            env = {**self._settings, "DMLC_ROLE": role, **settings}
+            self.processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=err, stdin=subprocess.DEVNULL))
+        return number
+
+    def output(self, number):
+        """What a process has printed."""
+        return (self._folder / f"{number}.out").read_text()
+
+    def errors(self, number):
+        """What it has logged."""
+        return (self._folder / f"{number}.err").read_text()
+
+    def wait(self, *numbers, code=0):
+        """Until those have ended, with that exit code."""
+        for number in numbers:
+            got = self.processes[number].wait(PATIENCE_S)
+            assert got == code, f"process {number} ended with {got}:\n{self.all_output()}"
+
+    def all_output(self):
+        """What every process has printed and logged."""
+        texts = [f"-- {n}\n{self.output(n)}{self.errors(n)}" for n in range(len(self.processes))]
+        return "\n".join(texts)
+
+
+@contextlib.contextmanager
+def cluster(workers, servers, **settings):
+    """A cluster without processes yet; none of them outlives it."""
+    with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
+        made = Cluster(folder, environment(port, workers, servers, **settings))
+        try:
+            yield made
+        finally:
+            for process in made.processes:
+                process.kill()
+                process.wait()
+
+
+def run(workers, servers, *programs, **settings):
+    """Runs (role, command) pairs until all have ended well; gives what each printed and logged."""
+    with cluster(workers, servers, **settings) as made:
+        numbers = [made.start(role, command) for role, command in programs]
+        made.wait(*numbers)
+        return [(made.output(n), made.errors(n)) for n in numbers]

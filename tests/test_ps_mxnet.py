@@ -1,0 +1,82 @@
+"""MXNet's kvstore, whose wheel embeds ps-lite, as workers, servers and scheduler of clusters with ours.
+
+`make peers` installs MXNet in .venv-mxnet; without it these tests are skipped.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ps_cluster import SCHEDULER, run
+from ps_kvstore import KEEPING_SERVER, SERVER, SETTINGS, WORKER, expected, results
+
+ROOT = Path(__file__).parents[1]
+PYTHON = ROOT / ".venv-mxnet" / "bin" / "python"
+PROGRAMS = Path(__file__).parent / "mxnet_programs"
+
+pytestmark = [
+    pytest.mark.mxnet,
+    pytest.mark.skipif(not PYTHON.exists(), reason="MXNet is not installed: `make peers` puts it in .venv-mxnet"),
+]
+
+MXNET = [str(PYTHON), "-c", "import mxnet"]
+"""MXNet's server or scheduler: it takes its role as it is imported, and ends with it."""
+MXNET_WORKER = [str(PYTHON), str(PROGRAMS / "kvstore.py"), "3"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "servers", "workers", "keep"),
+    [
+        (SCHEDULER, [MXNET, SERVER], [MXNET_WORKER, WORKER], False),
+        (MXNET, [MXNET, SERVER], [MXNET_WORKER, WORKER], False),
+        (MXNET, [SERVER], [WORKER, WORKER], False),
+        (SCHEDULER, [MXNET], [WORKER, WORKER, WORKER], False),
+        (SCHEDULER, [KEEPING_SERVER, KEEPING_SERVER], [MXNET_WORKER, MXNET_WORKER], True),
+    ],
+    ids=["our scheduler", "its scheduler", "its scheduler alone", "its server alone", "sum kept"],
+)
+def test_mixes(scheduler, servers, workers, keep):
+    programs = [("scheduler", scheduler)] + [("server", s) for s in servers] + [("worker", w) for w in workers]
+    found = results(run(len(workers), len(servers), *programs, **SETTINGS))
+    assert [result["rank"] for result in found] == list(range(len(workers)))
+    for result in found:
+        assert result["rounds"] == expected(len(workers), 3, keep)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The handwritten digits, in a file for MXNet's Python."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    images, labels = datasets.load_digits(return_X_y=True)
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    np.savez(path, images=(images / 16).astype(np.float32), labels=labels)
+    return str(path)
+
+
+def train(digits, server, on_servers):
+    """Two workers and two servers with our scheduler; gives the workers' results."""
+    worker = [str(PYTHON), str(PROGRAMS / "digits.py"), digits, str(int(on_servers))]
+    programs = [("scheduler", SCHEDULER), *[("server", server)] * 2, *[("worker", worker)] * 2]
+    found = results(run(2, 2, *programs, **SETTINGS))
+    assert [result["rank"] for result in found] == [0, 1]
+    assert found[0]["weights"] == found[1]["weights"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def with_its_servers(digits):
+    """What a training ends with whose optimizer runs on MXNet's servers."""
+    return train(digits, MXNET, True)
+
+
+def test_training_with_its_servers(with_its_servers):
+    """Our scheduler, its servers, its workers."""
+    assert min(result["accuracy"] for result in with_its_servers) > 0.9
+
+
+def test_training_with_our_servers(digits, with_its_servers):
+    """Our servers sum, and the workers have the optimizer: the same weights to the bit, as two numbers have one sum.
+
+    MXNet's own servers are no measure for this: where they only sum, the workers' weights differ in most runs.
+    """
+    assert train(digits, SERVER, False)[0]["weights"] == with_its_servers[0]["weights"]
