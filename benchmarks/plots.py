@@ -75,6 +75,7 @@ def latency(compared: dict[str, Any], path: Path) -> None:
             pane.plot([p50], [y], "o", color=COLORS[row["who"]])
         pane.set_yticks(range(len(rows)), [row["who"] for row in rows])
         pane.invert_yaxis()
+        pane.margins(x=0.1)
         pane.set(xscale="log", xlabel="microseconds: median (dot) to 99th percentile", title=scenario)
     save(figure, path)
 
@@ -95,12 +96,12 @@ def link_use(shaped: dict[str, Any], path: Path) -> None:
     axes.axhline(1000, color="black", linewidth=0.6, linestyle="--")
     axes.set(
         xlim=(-0.2, None),
-        ylim=(0, 1100),
+        ylim=(0, 1250),
         xlabel="seconds",
         ylabel="Mbit/s",
         title="What worker 0 sends on its link of 1 Gbit/s",
     )
-    axes.legend(ncols=4)
+    axes.legend(ncols=4, loc="upper right")
     save(figure, path)
 
 
