@@ -26,7 +26,7 @@ from .testbed import TestBed, why_not
 from .testbed.usage import use_of
 
 RATE: Final = "1gbit"
-MODELS: Final = ROOT / "benchmarks" / "models"
+PROFILES: Final = ROOT / "benchmarks" / "profiles"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Run:
 
 def trainer(model: str, workers: int, servers: int, mode: str = "packet", times: int = 1) -> Run:
     """A simulated trainer with tensors of a tenth of their size, as 10 Gbit/s would be at full size."""
-    arguments = ("trainer", "--profile", str(MODELS / f"{model}.json"), "--scale", "0.1", "--mode", mode)
+    arguments = ("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--mode", mode)
     return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments, times)
 
 
