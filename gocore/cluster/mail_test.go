@@ -109,6 +109,7 @@ func TestUnderASchedulerOfPSLite(t *testing.T) {
 		}
 		answer := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Barrier)}, Request: proto.Bool(false)}
 		for _, want := range [][]string{{"0 7 <nil>", "3 7 <nil>"}, {"0 4 <nil>"}} {
+			synctest.Wait() // the barriers are asked for, and as far as they get without the answer
 			if len(passed) > 0 {
 				t.Fatalf("passed without an answer: %s", <-passed)
 			}
