@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from .scenarios import FPTPS, FPTPS_TCP
-from .shaped import ALL_MODELS
+from .shaped import ALL_MODELS, median
 from .summary import GOODPUT
 
 COLORS: Final = {
@@ -108,20 +107,19 @@ def link_use(shaped: dict[str, Any], path: Path) -> None:
 def trainer(shaped: dict[str, Any], path: Path) -> None:
     """Iteration times as multiples of the bound."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.6))
-    ratios: dict[str, list[float]] = {}
-    for sample in shaped["samples"]:
-        if sample["run"].startswith("trainer"):
-            ratios.setdefault(sample["run"], []).append(sample["figures"]["ratio"])
-    of = {run: statistics.median(values) for run, values in ratios.items()}
+
+    def ratio(run: str) -> float:
+        return median(shaped["samples"], run, "ratio") or 0.0
+
     for i, size in enumerate(("2x2", "4x4")):
-        heights = [of.get(f"trainer {model} {size} packet", 0.0) for model in ALL_MODELS]
+        heights = [ratio(f"trainer {model} {size} packet") for model in ALL_MODELS]
         left.bar(
             [x + i * 0.4 for x in range(len(ALL_MODELS))], heights, 0.4, color=("#b2182b", "#ef8a62")[i], label=size
         )
     left.set_xticks([x + 0.2 for x in range(len(ALL_MODELS))], ALL_MODELS)
     modes = ("fifo", "partitioned", "message", "packet")
     for i, model in enumerate(("resnet50", "vgg16")):
-        heights = [of.get(f"trainer {model} 2x2 {mode}", 0.0) for mode in modes]
+        heights = [ratio(f"trainer {model} 2x2 {mode}") for mode in modes]
         right.bar([x + i * 0.4 for x in range(len(modes))], heights, 0.4, color=("#2166ac", "#67a9cf")[i], label=model)
     right.set_xticks([x + 0.2 for x in range(len(modes))], modes)
     for pane, title in ((left, "Iteration / bound"), (right, "What each idea is worth, 2x2")):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 from tabulate import tabulate
 
+from . import summary
 from .scenarios import FPTPS, FPTPS_TCP
 from .shaped import ALL_MODELS, SIZES, median
 from .summary import GOODPUT
@@ -31,9 +32,9 @@ def medians_of(compared: dict[str, Any]) -> Medians:
     return {(row["scenario"], row["who"]): row["medians"] for row in compared["medians"]}
 
 
-def ratio(above: float | None, below: float | None, digits: int = 2) -> str:
+def ratio(above: float | None, below: float | None) -> str:
     """A cell."""
-    return "-" if above is None or not below else f"{above / below:.{digits}f}"
+    return summary.shown(summary.ratio(above, below), 2)
 
 
 def figure(medians: Medians, scenario: str, who: str, name: str) -> float | None:
@@ -131,7 +132,7 @@ def trainer_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
 def mode_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
     """What each idea is worth."""
     for model in ("resnet50", "vgg16"):
-        found = [(median(samples, f"trainer {model} 2x2 {mode}", "ratio")) for mode in MODES]
+        found = [median(samples, f"trainer {model} 2x2 {mode}", "ratio") for mode in MODES]
         yield [model, *(shown(value) for value in found)]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final
 import click
 from tqdm import tqdm
 
+from . import summary
 from .compare import ROOT, commit, machine
 from .testbed import TestBed, why_not
 from .testbed.usage import use_of
@@ -110,8 +110,7 @@ def last_json(text: str) -> dict[str, Any]:
 
 def median(samples: Sequence[dict[str, Any]], run: str, figure: str) -> float | None:
     """Of a figure of a run; None where it was not measured."""
-    values = [s["figures"][figure] for s in samples if s["run"] == run and s["figures"].get(figure) is not None]
-    return statistics.median(values) if values else None
+    return summary.median([sample["figures"] for sample in samples if sample["run"] == run], figure)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

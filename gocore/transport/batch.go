@@ -16,7 +16,7 @@ const (
 	batchPackets = 128
 )
 
-// batch is the packets of one writev, with their headers. The send loop has one and
+// batch is the packets of one writev, with their headers. Each writer has one and
 // uses it again and again.
 type batch struct {
 	packets [batchPackets]packet

@@ -1,7 +1,5 @@
 package transport
 
-import "golang.org/x/sys/unix"
-
 // What a turn of the receive loop leads to, sums as a rule, the loop writes itself, as
 // long as the send loop sleeps and the kernel takes it: the bytes are still in this
 // processor's cache, and no thread has to wake. Where more has gathered the send loop
@@ -45,12 +43,11 @@ func (r *receiver) pick(last bool) (more bool, wake *poller) {
 // writeOut writes the batch in r.out.
 func (r *receiver) writeOut() {
 	c := r.out.conn
-	full := r.transmit()
-	if !full || c.near != nil {
+	if !r.transmit() {
 		return
 	}
 	// Only now: an event before the end of the write would be forgotten by it.
-	if err := r.t.sender.poller.rearm(c, unix.EPOLLOUT|unix.EPOLLONESHOT); err != nil {
+	if err := r.t.sender.poller.rearm(c); err != nil {
 		r.end(c, err)
 	}
 }

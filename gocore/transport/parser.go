@@ -22,7 +22,7 @@ type sink interface {
 // a packet without payload the train is a header alone.
 type parser struct {
 	peer    uint32
-	header  wire.Header // of the payload in flight, carriages[at]
+	header  wire.Header // of the payload in flight, train[at]
 	train   [wire.MaxAhead + 1]carriage
 	n       int         // train[:n] is the train; 0 stands for a header alone
 	at      int         // where the next byte goes

@@ -64,22 +64,13 @@ func (s *sender) loop() error {
 		}
 		s.transmit()
 		if s.full && s.broken == nil {
-			s.rearm()
+			if err := s.poller.rearm(s.conn); err != nil {
+				s.fail(err)
+			}
 		}
 		s.look()
 	}
 	return nil
-}
-
-// rearm asks to be told when the connection in hand takes more; the peer that empties
-// shared memory tells unasked.
-func (s *sender) rearm() {
-	if s.conn.near != nil {
-		return
-	}
-	if err := s.poller.rearm(s.conn, unix.EPOLLOUT|unix.EPOLLONESHOT); err != nil {
-		s.fail(err)
-	}
 }
 
 // next ends the batch in hand and takes the next; conn stays nil where there is

@@ -87,8 +87,13 @@ func (p *poller) watch(c *conn, events uint32) error {
 	return p.control(unix.EPOLL_CTL_ADD, c.fd, unix.EpollEvent{Events: events, Fd: int32(c.peer)})
 }
 
-func (p *poller) rearm(c *conn, events uint32) error {
-	return p.control(unix.EPOLL_CTL_MOD, c.fd, unix.EpollEvent{Events: events, Fd: int32(c.peer)})
+// rearm asks for one event when c takes more; the peer that empties shared memory
+// tells unasked.
+func (p *poller) rearm(c *conn) error {
+	if c.near != nil {
+		return nil
+	}
+	return p.control(unix.EPOLL_CTL_MOD, c.fd, unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: int32(c.peer)})
 }
 
 func (p *poller) unwatch(c *conn) {
