@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -170,36 +171,33 @@ func ParseOptions(options string) (Config, error) {
 	return ParseConfig(environment)
 }
 
-func parseRole(c *Config, value string) error {
-	roles := map[string]cluster.Role{"scheduler": cluster.RoleScheduler, "server": cluster.RoleServer, "worker": cluster.RoleWorker}
-	role, known := roles[value]
+// oneOf sets to to what value stands for among choices.
+func oneOf[T any](to *T, value string, choices map[string]T, expected string) error {
+	choice, known := choices[value]
 	if !known {
-		return fmt.Errorf("a role is scheduler, server or worker")
+		return errors.New(expected)
 	}
-	c.Role = role
+	*to = choice
 	return nil
+}
+
+func parseRole(c *Config, value string) error {
+	return oneOf(&c.Role, value, map[string]cluster.Role{
+		"scheduler": cluster.RoleScheduler, "server": cluster.RoleServer, "worker": cluster.RoleWorker,
+	}, "a role is scheduler, server or worker")
 }
 
 func parseVan(c *Config, value string) error {
-	vans := map[string]transport.Share{"auto": transport.ShareAuto, "tcp": transport.ShareNever, "shm": transport.ShareAlways}
-	van, known := vans[value]
-	if !known {
-		return fmt.Errorf("auto, tcp or shm is expected")
-	}
-	c.Van = van
-	return nil
+	return oneOf(&c.Van, value, map[string]transport.Share{
+		"auto": transport.ShareAuto, "tcp": transport.ShareNever, "shm": transport.ShareAlways,
+	}, "auto, tcp or shm is expected")
 }
 
 func parseSchedule(c *Config, value string) error {
-	schedules := map[string]transport.Schedule{
+	c.WholeSums = value == "fifo"
+	return oneOf(&c.Schedule, value, map[string]transport.Schedule{
 		"packet": transport.ByPacket, "message": transport.ByMessage, "partitioned": transport.InOrder, "fifo": transport.InOrder,
-	}
-	schedule, known := schedules[value]
-	if !known {
-		return fmt.Errorf("packet, message, partitioned or fifo is expected")
-	}
-	c.Schedule, c.WholeSums = schedule, value == "fifo"
-	return nil
+	}, "packet, message, partitioned or fifo is expected")
 }
 
 func parseInterface(c *Config, value string) error {
