@@ -3,7 +3,6 @@ package pybind
 import (
 	"math"
 	"math/rand/v2"
-	"unsafe"
 
 	"fptps/gocore/codec"
 	"fptps/gocore/fault"
@@ -49,8 +48,7 @@ func quantised(blocks uintptr, blockBytes int64, values uintptr, n, bits int64) 
 	if n <= 0 || blockBytes != int64(codec.Bytes(int(bits), int(n))) {
 		return nil, nil, fault.New(fault.Value, "%d values are not in %d bytes of %d-bit codes", n, blockBytes, bits)
 	}
-	floats := memory(values, 4*n)
-	return memory(blocks, blockBytes), unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(floats))), n), nil
+	return memory[byte](blocks, blockBytes), memory[float32](values, n), nil
 }
 
 func width(bits int64) error {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/node"
@@ -196,25 +195,17 @@ func PSTake(h, number, customer int64, keys, values, lens uintptr) (zero int64, 
 	k := a.kept
 	a.kept = ps.KVs{}
 	a.mu.Unlock()
-	copy(array[uint64](keys, int64(len(k.Keys))), k.Keys)
-	copy(array[byte](values, int64(len(k.Vals))), k.Vals)
-	copy(array[int32](lens, int64(len(k.Lens))), k.Lens)
+	copy(memory[uint64](keys, int64(len(k.Keys))), k.Keys)
+	copy(memory[byte](values, int64(len(k.Vals))), k.Vals)
+	copy(memory[int32](lens, int64(len(k.Lens))), k.Lens)
 	return 0, nil
-}
-
-// array is the caller's memory as a slice.
-func array[T any](pointer uintptr, count int64) []T {
-	if pointer == 0 || count <= 0 {
-		return nil
-	}
-	return unsafe.Slice((*T)(*(*unsafe.Pointer)(unsafe.Pointer(&pointer))), count)
 }
 
 // kvs are the caller's arrays; the values stay its memory.
 func kvs(dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64) ps.KVs {
-	k := ps.KVs{Keys: append([]uint64(nil), array[uint64](keys, count)...), Vals: array[byte](values, bytes), DType: dtypeOf(dtype)}
+	k := ps.KVs{Keys: append([]uint64(nil), memory[uint64](keys, count)...), Vals: memory[byte](values, bytes), DType: dtypeOf(dtype)}
 	if lens != 0 {
-		k.Lens = append([]int32{}, array[int32](lens, lengths)...)
+		k.Lens = append([]int32{}, memory[int32](lens, lengths)...)
 	}
 	return k
 }
@@ -239,7 +230,7 @@ func PSRequest(h, number, customer, head int64, body uintptr, bytes, to int64) (
 	if err := fits(head, to); err != nil {
 		return 0, err
 	}
-	ts, err := a.Request(int32(head), append([]byte(nil), array[byte](body, bytes)...), int(to))
+	ts, err := a.Request(int32(head), append([]byte(nil), memory[byte](body, bytes)...), int(to))
 	return int64(ts), err
 }
 
@@ -265,7 +256,7 @@ func PSRespond(h, number, customer int64, to string, body uintptr, length, dtype
 	if err != nil {
 		return 0, err
 	}
-	return 0, a.Respond(request, append([]byte(nil), array[byte](body, length)...), kvs(dtype, keys, count, values, bytes, lens, lengths))
+	return 0, a.Respond(request, append([]byte(nil), memory[byte](body, length)...), kvs(dtype, keys, count, values, bytes, lens, lengths))
 }
 
 // PSFail answers a request with an error.

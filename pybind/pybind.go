@@ -150,13 +150,14 @@ func operate(h, key int64, f func(*kv.Worker) (*kv.Ticket, error)) (int64, error
 	return ticket.ID, nil
 }
 
-// memory is the caller's array. Python keeps it alive until the ticket has ended.
-func memory(pointer uintptr, bytes int64) []byte {
-	if pointer == 0 || bytes <= 0 {
+// memory is the caller's array of count elements. Python keeps it alive until the
+// call, or its ticket, has ended.
+func memory[T any](pointer uintptr, count int64) []T {
+	if pointer == 0 || count <= 0 {
 		return nil
 	}
 	// The address comes from numpy, not from Go's heap, so that no collector moves it.
-	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&pointer))), bytes)
+	return unsafe.Slice((*T)(*(*unsafe.Pointer)(unsafe.Pointer(&pointer))), count)
 }
 
 // dtypeOf checks an element type as it comes from Python; what it does not fit in
@@ -183,7 +184,7 @@ func asked(op, priority int64) (wire.Op, int32, error) {
 func Init(h, key, dtype int64, pointer uintptr, bytes int64) (ticket int64, err error) {
 	defer failed(&err)
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Init(uint64(key), dtypeOf(dtype), memory(pointer, bytes))
+		return w.Init(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes))
 	})
 }
 
@@ -195,7 +196,7 @@ func Push(h, key, dtype int64, pointer uintptr, bytes, op, priority int64) (tick
 		return 0, err
 	}
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Push(uint64(key), dtypeOf(dtype), memory(pointer, bytes), o, p)
+		return w.Push(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes), o, p)
 	})
 }
 
@@ -203,7 +204,7 @@ func Push(h, key, dtype int64, pointer uintptr, bytes, op, priority int64) (tick
 func Pull(h, key, dtype int64, pointer uintptr, bytes int64) (ticket int64, err error) {
 	defer failed(&err)
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Pull(uint64(key), dtypeOf(dtype), memory(pointer, bytes))
+		return w.Pull(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes))
 	})
 }
 
@@ -215,7 +216,7 @@ func PushPull(h, key, dtype int64, pointer uintptr, bytes int64, out uintptr, op
 		return 0, err
 	}
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.PushPull(uint64(key), dtypeOf(dtype), memory(pointer, bytes), memory(out, bytes), o, p)
+		return w.PushPull(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes), memory[byte](out, bytes), o, p)
 	})
 }
 

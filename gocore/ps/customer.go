@@ -2,9 +2,11 @@ package ps
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
 	"fptps/gocore/wire"
 )
@@ -125,7 +127,7 @@ func (c *Customer) fail(why error) {
 	c.mu.Lock()
 	c.mu.failure = why
 	c.mu.Unlock()
-	for _, id := range c.office.everyone() {
+	for _, id := range c.office.group(cluster.AllGroup) {
 		c.lose(id, why)
 	}
 }
@@ -166,14 +168,15 @@ func (c *Customer) send(m *Message) {
 
 // Request asks all nodes of a group, or one by its id, with a number and any bytes.
 func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
-	asked := map[int][]uint64{}
-	for _, id := range c.office.group(to) {
-		asked[id] = nil
-	}
-	if len(asked) == 0 {
+	ids := c.office.group(to)
+	if len(ids) == 0 {
 		return 0, fault.New(fault.Value, "there is no node or group %d here", to)
 	}
-	ids := keysOf(asked)
+	slices.Sort(ids)
+	asked := map[int][]uint64{}
+	for _, id := range ids {
+		asked[id] = nil
+	}
 	ts, err := c.start(false, asked)
 	if err != nil {
 		return 0, err

@@ -252,18 +252,6 @@ func (o *Office) send(m *Message) error {
 	return o.post.Send(m.Peer, meta, frames...)
 }
 
-// everyone lists the ids of all nodes.
-func (o *Office) everyone() []int {
-	if !o.hasJoined() {
-		return nil
-	}
-	var ids []int
-	for _, m := range o.post.View().Members {
-		ids = append(ids, m.ID)
-	}
-	return ids
-}
-
 // servers is how many servers cut the keys.
 func (o *Office) servers() int {
 	if !o.hasJoined() {
@@ -290,16 +278,6 @@ func (o *Office) group(to int) []int {
 // size is about what m takes in memory.
 func (m *Message) size() int {
 	return len(m.Body) + len(m.KVs.Vals) + 8*len(m.KVs.Keys) + 4*len(m.KVs.Lens)
-}
-
-// keysOf lists the nodes of a request, by id.
-func keysOf(asked map[int][]uint64) []int {
-	ids := make([]int, 0, len(asked))
-	for id := range asked {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 var _ Post = (*cluster.Postoffice)(nil)

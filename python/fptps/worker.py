@@ -72,7 +72,7 @@ class KVWorker:
         self._live: dict[int, Ticket[Any]] = {}  # every ticket that is not done, whose arrays have to live on
         self._makers: dict[int, Callable[[], Any]] = {}  # by key: a new array like the one of init()
         self._waited = 0.0
-        self._timeout = _default_timeout() if timeout is None else self._seconds(timeout)
+        self._timeout = default_timeout() if timeout is None else self._seconds(timeout)
         settings = _settings(scheduler, num_workers, num_servers, self._timeout)
         self._alone = not settings.get("DMLC_PS_ROOT_URI")
 
@@ -368,7 +368,7 @@ class KVWorker:
             self._core.free(handle)
 
 
-def _default_timeout() -> float:
+def default_timeout() -> float:
     """The seconds that FPTPS_TIMEOUT says."""
     text = os.environ.get("FPTPS_TIMEOUT") or "60"
     try:

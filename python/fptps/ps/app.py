@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from .._node import SLICE_MS
 from ..errors import BusyError, RemoteError, TimeoutError, from_core
 from ..ticket import OF_CORE
-from .postoffice import SLICE_MS, Postoffice, default_timeout
+from ..worker import default_timeout
+from .postoffice import Postoffice
 
 _log = logging.getLogger("fptps")
 

@@ -10,8 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .._node import SLICE_MS
 from ..errors import ClosedError, TimeoutError
 from ..ticket import OF_CORE
+from ..worker import default_timeout
 
 if TYPE_CHECKING:
     from .app import SimpleApp
@@ -23,8 +25,6 @@ WORKER_GROUP: Final = 4
 ALL: Final = SCHEDULER + SERVER_GROUP + WORKER_GROUP
 """Groups add up."""
 
-SLICE_MS: Final = 100
-"""The longest single call into the core. Python sees a Ctrl-C only between two calls."""
 MARGIN_S: Final = 5.0
 """How much longer than the core this side waits for a join, so that the core's error, which says more, comes first."""
 
@@ -196,11 +196,6 @@ class Postoffice:
         from .. import _core
 
         return dict(json.loads(_core.ps_place(self.handle)))
-
-
-def default_timeout() -> float:
-    """FPTPS_TIMEOUT, in seconds."""
-    return float(os.environ.get("FPTPS_TIMEOUT") or 60.0)
 
 
 def start(customer_id: int = 0) -> None:
