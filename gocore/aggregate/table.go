@@ -21,6 +21,10 @@ import (
 type Sum struct {
 	Header wire.Header
 	Buffer *Buffer // held once for the receiver of the Sum; nil where Header.WireLen is 0
+
+	Policy       wire.Policy // of the tensor
+	LearningRate float32     // what a contribution said of it
+	Rated        bool        // one did
 }
 
 // ErrStale is a contribution to a round that is long complete. It does no harm.
@@ -57,6 +61,10 @@ type slot struct {
 	since time.Time
 	dtype wire.DType
 	raw   uint32
+
+	policy wire.Policy
+	rate   float32
+	rated  bool
 }
 
 // NewTable makes the slots of an aggregator for so many workers. now is the time,
@@ -157,13 +165,14 @@ func (t *Table) slot(rank int, h *wire.Header, packet, raw uint32) (*slot, error
 	case s.used && s.round < h.Round && !s.whole:
 		return nil, fmt.Errorf("tensor %d packet %d: round %d arrives before round %d is complete", h.Tensor, packet, h.Round, s.round)
 	case !s.used || s.round < h.Round:
-		*s = slot{used: true, round: h.Round, from: s.from.cleared(), prio: h.Priority, since: t.now, dtype: h.DType, raw: raw}
+		*s = slot{used: true, round: h.Round, from: s.from.cleared(), prio: h.Priority, since: t.now, dtype: h.DType, raw: raw, policy: h.Policy()}
 		t.open++
 	case s.from.has(rank):
 		return nil, nil
 	}
-	if s.dtype != h.DType || s.raw != raw {
-		return nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, others sent %d of %v", h.Tensor, packet, raw, h.DType, s.raw, s.dtype)
+	if s.dtype != h.DType || s.raw != raw || s.policy != h.Policy() {
+		return nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, %v, others sent %d of %v, %v",
+			h.Tensor, packet, raw, h.DType, h.Policy(), s.raw, s.dtype, s.policy)
 	}
 	return s, nil
 }
@@ -173,6 +182,9 @@ func (t *Table) count(s *slot, rank int, h *wire.Header, packet uint32) (Sum, bo
 	s.from.add(rank)
 	s.count++
 	s.prio = max(s.prio, h.Priority)
+	if h.Flags&wire.FlagLearningRate != 0 {
+		s.rate, s.rated = h.LearningRate, true
+	}
 	if s.count < t.workers {
 		return Sum{}, false
 	}
@@ -182,7 +194,7 @@ func (t *Table) count(s *slot, rank int, h *wire.Header, packet uint32) (Sum, bo
 		Kind: wire.Sum, DType: s.dtype, Op: s.op, Tensor: h.Tensor, Packet: packet, Run: 1, Round: s.round,
 		Epoch: h.Epoch, Plan: h.Plan, Generation: h.Generation,
 		Priority: s.prio, Contributors: uint16(s.count), RawLen: s.raw,
-	}}
+	}, Policy: s.policy, LearningRate: s.rate, Rated: s.rated}
 	acc := s.acc
 	s.acc = nil
 	switch {

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -15,11 +16,11 @@ import (
 
 // stepDeclare enters a worker's declaration into the ledger.
 func (s *Scheduler) stepDeclare(now time.Time, from *member, m *pspb.Declare) {
-	if from.Role != RoleWorker || m.GetDtype() > 255 {
-		s.stray(Name(from.ID), fmt.Sprintf("it declares a tensor of dtype %d", m.GetDtype()))
+	if from.Role != RoleWorker || m.GetDtype() > math.MaxUint8 || m.GetPolicy() > math.MaxUint16 {
+		s.stray(Name(from.ID), fmt.Sprintf("it declares a tensor of dtype %d, consistency %d", m.GetDtype(), m.GetPolicy()))
 		return
 	}
-	o := opinion{bytes: m.GetBytes(), dtype: wire.DType(m.GetDtype())}
+	o := opinion{bytes: m.GetBytes(), dtype: wire.DType(m.GetDtype()), policy: wire.Policy(m.GetPolicy())}
 	replies, twice := s.ledger.declare(now, from.Rank(), m.GetKey(), o)
 	if twice {
 		s.stray(Name(from.ID), fmt.Sprintf("it declares key %d twice", m.GetKey()))
@@ -61,9 +62,10 @@ func disagreementError(m *pspb.Disagreement) error {
 			parts = append(parts, fmt.Sprintf("and %d other opinions", len(m.GetPart())-most))
 			break
 		}
-		parts = append(parts, fmt.Sprintf("%s %d bytes of %v", holders(p.GetRank()), p.GetBytes(), wire.DType(p.GetDtype())))
+		parts = append(parts, fmt.Sprintf("%s %d bytes of %v, %v",
+			holders(p.GetRank()), p.GetBytes(), wire.DType(p.GetDtype()), wire.Policy(p.GetPolicy())))
 	}
-	return fault.New(fault.Mismatch, "key %d: the workers disagree about the tensor: %s. Every worker has to pass the same shape and dtype",
+	return fault.New(fault.Mismatch, "key %d: the workers disagree about the tensor: %s. Every worker has to pass the same shape, dtype and consistency",
 		m.GetKey(), strings.Join(parts, "; "))
 }
 

@@ -21,8 +21,9 @@ const (
 
 // opinion is what a worker believes about a tensor.
 type opinion struct {
-	bytes uint64
-	dtype wire.DType
+	bytes  uint64
+	dtype  wire.DType
+	policy wire.Policy
 }
 
 // reply is a message for the worker of a rank.
@@ -182,6 +183,8 @@ func (o opinion) refusal() string {
 	switch {
 	case !o.dtype.Valid():
 		return fmt.Sprintf("unknown dtype %d", o.dtype)
+	case !o.policy.Valid():
+		return fmt.Sprintf("unknown consistency %d", o.policy)
 	case o.bytes > wire.MaxTensorBytes:
 		return fmt.Sprintf("%d bytes, at most %d", o.bytes, uint64(wire.MaxTensorBytes))
 	case o.bytes%uint64(o.dtype.Size()) != 0:
@@ -214,7 +217,9 @@ func disagreement(key uint64, opinions map[int]opinion) *pspb.Meta {
 	for _, rank := range ranks(opinions) {
 		o := opinions[rank]
 		if parts[o] == nil {
-			parts[o] = &pspb.Disagreement_Part{Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype))}
+			parts[o] = &pspb.Disagreement_Part{
+				Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype)), Policy: proto.Uint32(uint32(o.policy)),
+			}
 			m.Part = append(m.Part, parts[o])
 		}
 		parts[o].Rank = append(parts[o].Rank, uint32(rank))

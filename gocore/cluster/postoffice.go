@@ -120,10 +120,10 @@ func (p *Postoffice) barrier(customer, group int, done func(error)) {
 	}
 }
 
-// Declare says the size and type of this worker's tensor. When all workers have
+// Declare says the size, type and consistency of this worker's tensor. When all workers have
 // said the same, done gets the tensor's id: they count from 0. done as for Barrier.
-func (p *Postoffice) Declare(key, bytes uint64, dtype wire.DType, done func(id uint32, err error)) {
-	if !p.loop.do(func() { p.declare(key, opinion{bytes, dtype}, done) }) {
+func (p *Postoffice) Declare(key, bytes uint64, dtype wire.DType, policy wire.Policy, done func(id uint32, err error)) {
+	if !p.loop.do(func() { p.declare(key, opinion{bytes, dtype, policy}, done) }) {
 		done(0, p.failure)
 	}
 }
@@ -142,7 +142,7 @@ func (p *Postoffice) declare(key uint64, o opinion, done func(uint32, error)) {
 	default:
 		p.declares[key] = done
 		p.send(&pspb.Meta{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{
-			Key: proto.Uint64(key), Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype)),
+			Key: proto.Uint64(key), Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype)), Policy: proto.Uint32(uint32(o.policy)),
 		}}})
 	}
 }

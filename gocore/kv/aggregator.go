@@ -6,20 +6,25 @@ import (
 	"time"
 
 	"fptps/gocore/aggregate"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
-// Aggregator sums what workers contribute and sends each sum, the moment it is
-// complete, to every worker. It lives on the receive loop's thread.
+// Aggregator sums what workers contribute and sends each sum, or the weights that
+// the store makes of it, the moment it is complete to every worker. Where a tensor's
+// rounds are each worker's own, it answers that worker alone. It lives on the receive
+// loop's thread.
 type Aggregator struct {
 	workers []uint32 // node ids by rank
 	ranks   map[uint32]int
 	plane   DataPlane
 	pool    *aggregate.Pool
 	table   *aggregate.Table
+	store   *store.Store
 	log     *slog.Logger
 	sums    []aggregate.Sum            // scratch
+	replies []store.Reply              // scratch
 	held    map[uint32][]aggregate.Sum // by tensor, where sums leave only when all of a tensor are there
 }
 
@@ -27,10 +32,10 @@ type Aggregator struct {
 // Where hold is true the sums of a tensor wait for each other, as in systems that know
 // whole tensors only.
 func NewAggregator(workers []uint32, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
-	pool := aggregate.NewPool()
+	pool, now := aggregate.NewPool(), time.Now()
 	a := &Aggregator{
 		workers: workers, ranks: map[uint32]int{}, plane: plane, log: log,
-		pool: pool, table: aggregate.NewTable(len(workers), pool, time.Now()),
+		pool: pool, table: aggregate.NewTable(len(workers), pool, now), store: store.New(len(workers), pool, now),
 	}
 	for rank, id := range workers {
 		a.ranks[id] = rank
@@ -51,22 +56,49 @@ func (a *Aggregator) rank(node uint32) int {
 
 // add takes a contribution; see aggregate.Table.Add for payload and owned.
 func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+	rank := a.rank(node)
+	if h.Round > 0 && h.Policy() != wire.Sync {
+		return a.push(rank, h, payload, owned)
+	}
 	if h.Kind == wire.Empty {
-		sums, err := a.table.AddEmpty(a.rank(node), h, a.sums[:0])
-		for i := range sums {
-			a.spread(&sums[i])
-		}
+		sums, err := a.table.AddEmpty(rank, h, a.sums[:0])
 		a.sums = sums
+		for i := range sums {
+			if e := a.complete(&sums[i], true); err == nil {
+				err = e
+			}
+		}
 		return a.tolerate(err)
 	}
-	sum, done, err := a.table.Add(a.rank(node), h, payload, owned)
-	switch {
-	case done && a.held != nil:
-		a.hold(&sum, h.Flags&wire.FlagLast != 0)
-	case done:
-		a.spread(&sum)
+	sum, done, err := a.table.Add(rank, h, payload, owned)
+	if done {
+		err = a.complete(&sum, h.Flags&wire.FlagLast != 0)
 	}
 	return a.tolerate(err)
+}
+
+// complete sends a sum, or the weights that it leads to. last says that its sender has no more of the tensor.
+func (a *Aggregator) complete(sum *aggregate.Sum, last bool) error {
+	if err := a.store.Complete(sum); err != nil {
+		return err
+	}
+	if a.held != nil {
+		a.hold(sum, last)
+	} else {
+		a.spread(sum)
+	}
+	return nil
+}
+
+// push applies a contribution to a tensor whose rounds are each worker's own.
+func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+	replies, err := a.store.Push(rank, h, payload, owned, a.replies[:0])
+	a.replies = replies
+	for i := range replies {
+		r := &replies[i]
+		a.plane.Send(a.workers[r.Rank], transport.Outgoing{Header: r.Header, Data: r.Buffer.Bytes, Owner: r.Buffer})
+	}
+	return err
 }
 
 // hold keeps a sum until the last of its tensor is there. A sender's packets come in
@@ -104,7 +136,7 @@ func (a *Aggregator) spread(sum *aggregate.Sum) {
 
 // tick tells workers whose round stalls whom it waits for.
 func (a *Aggregator) tick(now time.Time) {
-	for _, stall := range a.table.Tick(now) {
+	for _, stall := range append(a.table.Tick(now), a.store.Tick(now)...) {
 		var nodes []byte
 		for _, rank := range stall.Missing[:min(len(stall.Missing), wire.PacketBytes/4)] {
 			nodes = binary.LittleEndian.AppendUint32(nodes, a.workers[rank])

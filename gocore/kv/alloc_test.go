@@ -45,7 +45,7 @@ func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []b
 	}
 	w := NewWorker(WorkerConfig{
 		Plan: shares, Plane: l, Tickets: NewTickets(),
-		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(1, nil) },
+		Declare: func(_, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) { done(1, nil) },
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)
@@ -58,7 +58,7 @@ func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []b
 			t.Fatal(done, err)
 		}
 	}
-	finish(w.Init(1, wire.Float32, array))
+	finish(w.Init(1, wire.Float32, wire.Sync, array))
 	return testing.AllocsPerRun(100, func() { finish(round(w, array)) })
 }
 

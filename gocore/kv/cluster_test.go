@@ -77,7 +77,7 @@ func newCluster(t *testing.T, workerShares, serverShares []uint32, pick func(int
 func serverID(rank int) uint32 { return uint32(wire.ServerID(rank)) }
 func workerID(rank int) uint32 { return uint32(wire.WorkerID(rank)) }
 
-func (c *cluster) declare(key, _ uint64, _ wire.DType, done func(uint32, error)) {
+func (c *cluster) declare(key, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) {
 	c.mu.Lock()
 	all := append(c.declared[key], done)
 	c.declared[key] = all
@@ -231,7 +231,7 @@ func (p *player) play() {
 	for _, i := range p.rng.Perm(len(p.scripts)) {
 		s := &p.scripts[i]
 		values := pushed(s.dtype, s.elements, len(p.workers), p.Rank, s.key, 0)
-		p.promise(0, nil, nil, fmt.Sprintf("init of key %d", s.key))(p.Init(s.key, s.dtype, values))
+		p.promise(0, nil, nil, fmt.Sprintf("init of key %d", s.key))(p.Init(s.key, s.dtype, wire.Sync, values))
 		clear(values) // init has copied them
 	}
 	for left := len(p.scripts) * len(p.scripts[0].rounds); left > 0; {
@@ -386,8 +386,8 @@ func playCluster(t *testing.T, rng *rand.Rand) {
 		}
 	})
 	declare := c.workers[0].Declare
-	c.workers[0].Declare = func(key, size uint64, d wire.DType, done func(uint32, error)) {
-		declare(key, size, d, func(id uint32, err error) {
+	c.workers[0].Declare = func(key, size uint64, d wire.DType, policy wire.Policy, done func(uint32, error)) {
+		declare(key, size, d, policy, func(id uint32, err error) {
 			for i := range scripts {
 				if scripts[i].key == key {
 					byID[id] = &scripts[i] // read once sums arrive, which this worker's contribution precedes
@@ -422,7 +422,7 @@ func TestStallIsToldToThoseWhoWait(t *testing.T) {
 		const bytes = 4 * wire.PacketBytes // for every key both aggregators sum some of it
 		var inits []*Ticket
 		for _, w := range c.workers {
-			ticket, err := w.Init(6, wire.Float32, make([]byte, bytes))
+			ticket, err := w.Init(6, wire.Float32, wire.Sync, make([]byte, bytes))
 			if err != nil {
 				t.Fatal(err)
 			}

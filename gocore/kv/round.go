@@ -17,6 +17,7 @@ type tensor struct {
 	id      uint32
 	size    uint64
 	dtype   wire.DType
+	policy  wire.Policy
 	packets uint32
 	runs    []plan.Run
 
@@ -29,6 +30,9 @@ type tensor struct {
 	begun   time.Time    // when round began, to the second
 	missing []string     // whom the aggregators last said that active waits for
 	readers int          // pulls that copy from kept just now
+
+	rate  float32 // the learning rate that the rounds to come tell the aggregators
+	rated bool    // there is one
 }
 
 // verb is what the caller asked for.
@@ -116,9 +120,14 @@ func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 }
 
 func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header {
-	return wire.Header{
+	h := wire.Header{
 		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Priority: o.priority,
+		Contributors: uint16(t.policy),
 	}
+	if t.rated {
+		h.Flags, h.LearningRate = wire.FlagLearningRate, t.rate
+	}
+	return h
 }
 
 // sending is a run of packets on its way to the transport, which is called only

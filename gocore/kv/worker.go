@@ -31,7 +31,7 @@ type WorkerConfig struct {
 	Tickets *Tickets
 	Log     *slog.Logger
 	// Declare asks the scheduler for the id of a key once all workers agree on it.
-	Declare func(key, bytes uint64, dtype wire.DType, done func(id uint32, err error))
+	Declare func(key, bytes uint64, dtype wire.DType, policy wire.Policy, done func(id uint32, err error))
 	// Name is how people call a node.
 	Name func(node uint32) string
 }
@@ -77,13 +77,16 @@ func NewWorker(c WorkerConfig) *Worker {
 
 // Init declares key and gives every worker rank 0's values (round 0, to which all
 // others contribute EMPTY). It copies memory, so the caller's array is free again.
-// The ticket ends when the values are here.
-func (w *Worker) Init(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
+// The ticket ends when the values are here. policy says when later rounds are applied.
+func (w *Worker) Init(key uint64, dtype wire.DType, policy wire.Policy, memory []byte) (*Ticket, error) {
 	if err := checkArray(key, dtype, memory); err != nil {
 		return nil, err
 	}
+	if !policy.Valid() {
+		return nil, fault.New(fault.Value, "key %d: unknown consistency %d: bounded takes 0 to %d rounds", key, policy, wire.MaxDelay)
+	}
 	t := &tensor{
-		key: key, dtype: dtype, size: uint64(len(memory)), packets: wire.Packets(uint64(len(memory))),
+		key: key, dtype: dtype, policy: policy, size: uint64(len(memory)), packets: wire.Packets(uint64(len(memory))),
 		kept: make([]byte, len(memory)),
 	}
 	o := &operation{worker: w, tensor: t, verb: verbInit}
@@ -96,7 +99,7 @@ func (w *Worker) Init(key uint64, dtype wire.DType, memory []byte) (*Ticket, err
 		return nil, err
 	}
 	ticket := o.ticket // which is nil again once it has ended
-	w.Declare(key, t.size, dtype, func(id uint32, err error) {
+	w.Declare(key, t.size, dtype, policy, func(id uint32, err error) {
 		w.step(func() effects { return w.declared(o, id, err) })
 	})
 	return ticket, nil

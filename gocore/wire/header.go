@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"math"
 )
 
 // HeaderBytes is the size of every header: one cache line.
@@ -45,11 +46,12 @@ const (
 
 // Flags of a packet.
 const (
-	FlagScaled  uint8 = 1 << iota // a mean's division is done
-	FlagAgain                     // sent again after a failure
-	FlagClash                     // workers named different operations: there is no sum
-	FlagLast                      // Contrib: the last packet that its sender has of this tensor and round for this aggregator
-	FlagRefused                   // Answer: what was asked is not done; the payload says why
+	FlagScaled       uint8 = 1 << iota // a mean's division is done
+	FlagAgain                          // sent again after a failure
+	FlagClash                          // workers named different operations: there is no sum
+	FlagLast                           // Contrib: the last packet that its sender has of this tensor and round for this aggregator
+	FlagLearningRate                   // Contrib and Empty: LearningRate holds from this round on
+	FlagRefused                        // Answer: what was asked is not done; the payload says why
 	flagEnd
 )
 
@@ -68,11 +70,15 @@ type Header struct {
 	Plan         uint32 // version of the shares that cut it, to assert that no round is split
 	Generation   uint32 // deaths that the sender knows of
 	Priority     int32  // larger is more urgent
-	Contributors uint16 // Sum: how many workers took part; Ask and Answer: Part
+	Contributors uint16 // Sum: how many workers took part; Contrib and Empty: the tensor's Policy; Ask and Answer: Part
 	Ahead        uint16 // how many packets of the same length follow directly, with the next numbers of this tensor and round
 	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of payload that follow
+	LearningRate float32
 }
+
+// Policy is the consistency of the tensor that a Contrib or an Empty is for.
+func (h *Header) Policy() Policy { return Policy(h.Contributors) }
 
 // Put encodes h into b[:HeaderBytes].
 func (h *Header) Put(b []byte) {
@@ -92,7 +98,7 @@ func (h *Header) Put(b []byte) {
 	le.PutUint16(b[46:], h.Ahead)
 	le.PutUint32(b[48:], h.RawLen)
 	le.PutUint32(b[52:], h.WireLen)
-	le.PutUint32(b[56:], 0)
+	le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
@@ -119,6 +125,7 @@ func (h *Header) Get(b []byte) error {
 		Round: le.Uint64(b[24:]), Plan: le.Uint32(b[32:]), Generation: le.Uint32(b[36:]),
 		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]), Ahead: le.Uint16(b[46:]),
 		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
+		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
 	}
 	return h.check()
 }
@@ -158,6 +165,13 @@ func (h *Header) check() error {
 			return err
 		}
 	}
+	contributes := h.Kind == Contrib || h.Kind == Empty
+	if contributes && !h.Policy().Valid() {
+		return fmt.Errorf("unknown consistency %d", h.Contributors)
+	}
+	if !h.goodLearningRate(contributes) {
+		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
+	}
 	if h.Ahead > MaxAhead || h.Ahead > 0 && (h.Kind != Contrib && h.Kind != Sum || h.WireLen == 0) {
 		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
 	}
@@ -166,3 +180,14 @@ func (h *Header) check() error {
 	}
 	return nil
 }
+
+// goodLearningRate tells whether the rate is one where the flag says so, and nothing elsewhere.
+func (h *Header) goodLearningRate(contributes bool) bool {
+	if h.Flags&FlagLearningRate == 0 {
+		return math.Float32bits(h.LearningRate) == 0
+	}
+	return contributes && GoodLearningRate(float64(h.LearningRate))
+}
+
+// GoodLearningRate tells whether a rate is 0 or more, and a number that float32 holds.
+func GoodLearningRate(rate float64) bool { return rate >= 0 && rate <= math.MaxFloat32 }

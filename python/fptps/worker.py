@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
+from . import consistency as consistencies
 from ._wakeup import Wakeup
 from .arrays import locate, maker
 from .errors import ClosedError, ConfigError, NodeLostError
@@ -113,17 +114,24 @@ class KVWorker:
         """Says how many tensors this worker pushes (or skips) in each step of its training loop."""
         self._core.set_tensor_count(self._usable(), operator.index(n))
 
-    def init(self, key: int, array: Array) -> None:
+    def init(self, key: int, array: Array, consistency: str = "sync") -> None:
         """Declares a tensor; its value is rank 0's array, which pull() then gives at every worker.
 
         Waits for all workers to call it, at most the worker's timeout. The array (any shape, any dtype that can be
         summed) is read on rank 0 and written nowhere; its shape and kind are those of the arrays that pull() makes.
-        MismatchError if the workers' arrays differ in size or dtype. Units of timedelta64 are not compared.
+        MismatchError if the workers' arrays differ in size or dtype, or if the workers name different consistencies.
+        Units of timedelta64 are not compared.
+
+        consistency: "sync": a round is the sum of all workers' pushes. "async": each push is added to the tensor's
+        value (or applied by the optimiser) when it arrives, and answered at once with the value as it is then.
+        "bounded:N": as async, but a worker that is more than N rounds ahead of the slowest waits for it. All workers
+        have to name the same.
         """
         key = _whole(key, "key", KEYS)
+        policy = consistencies.number(consistency)
         dtype, address, nbytes, keep = locate(array, write=False)
         make = maker(array)
-        self._submit(self._core.init, (array, keep), key, dtype, address, nbytes).wait()
+        self._submit(self._core.init, (array, keep), key, dtype, policy, address, nbytes).wait()
         self._makers[key] = make
 
     def push(self, key: int, array: Array, priority: int = 0) -> Ticket[None]:
