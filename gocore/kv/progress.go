@@ -88,10 +88,13 @@ func (w *Worker) end(o *operation) []*Ticket {
 	return tickets
 }
 
-// place says where the payload of a sum is read to; nil where nobody wants it.
+// place says where the payload of a sum or an answer is read to; nil where nobody wants it.
 func (w *Worker) place(node uint32, h *wire.Header) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if h.Kind == wire.Answer {
+		return w.mu.asks.place(node, h)
+	}
 	t := w.mu.byID[h.Tensor]
 	if t == nil || !t.wants(node, h) {
 		return nil
@@ -142,8 +145,9 @@ type stall struct {
 	others     int // keys that wait too
 }
 
-// tick logs the stall, once it is too long.
+// tick logs the stall, once it is too long, and questions without an answer.
 func (w *Worker) tick(now time.Time) {
+	w.tickAsks(now)
 	if s, found := w.stalled(now); found {
 		w.Log.Warn(fmt.Sprintf("no progress for %.0f s", now.Sub(s.begun).Seconds()),
 			"key", s.key, "round", s.round, "missing", strings.Join(s.missing, ", "), "other_keys", s.others)
@@ -183,7 +187,7 @@ func (w *Worker) Fail(err error) {
 			return effects{}
 		}
 		w.mu.failed = err
-		e := effects{err: err}
+		e := effects{ended: w.mu.asks.fail(err), err: err}
 		for _, t := range w.mu.byKey {
 			pending := t.queue
 			if t.active != nil {

@@ -6,6 +6,7 @@ import (
 
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
+	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
@@ -135,7 +136,7 @@ type sending struct {
 	node   uint32
 	header wire.Header
 	data   []byte
-	owner  *operation
+	owner  transport.Releaser
 }
 
 // wants tells whether the tensor waits for the sum h of node, which has to be the

@@ -44,6 +44,7 @@ type Worker struct {
 		sync.Mutex
 		byKey   map[uint64]*tensor
 		byID    map[uint32]*tensor // declared ones
+		asks    asks
 		flights flights
 		failed  error // why no operation is taken any more
 		waiting map[string]string
@@ -68,6 +69,7 @@ func NewWorker(c WorkerConfig) *Worker {
 	w := &Worker{WorkerConfig: c}
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
+	w.mu.asks.open = map[uint64]*ask{}
 	w.mu.waiting = map[string]string{}
 	w.mu.now = time.Now()
 	return w

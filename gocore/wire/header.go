@@ -26,17 +26,18 @@ const (
 	Contrib Kind = iota + 1 // a worker's values for one packet of one round
 	Sum                     // the sum of one packet; no payload means that it is all zeros
 	Empty                   // zeros from one worker for Run packets, without the payload
-	State                   // reserved for weights and optimiser state that change owner
+	Ask                     // a worker asks an aggregator about a tensor: what is in Op, the ask's number in Round
 	Missing                 // an aggregator tells a worker whom a round waits for: payload is node ids, uint32 each
 	Goodbye                 // the last packet of a connection that ends in good order
 	Rate                    // a receiver tells how fast this connection's sender may send: bytes per second in Round
+	Answer                  // to an Ask, whose number and Op it has
 	kindEnd
 )
 
-// Op is what the aggregator does with the contributions.
+// Op is what the aggregator does: with the contributions, or for who asks.
 type Op uint8
 
-// The operations.
+// The operations on contributions. What can be asked is in ask.go.
 const (
 	OpSum  Op = iota // the sum
 	OpMean           // the sum divided by the number of contributors, once, on the aggregator
@@ -50,6 +51,7 @@ const (
 	FlagClash                          // workers named different operations: there is no sum
 	FlagLast                           // Contrib: the last packet that its sender has of this tensor and round for this aggregator
 	FlagLearningRate                   // Contrib and Empty: LearningRate holds from this round on
+	FlagRefused                        // Answer: what was asked is not done; the payload says why
 	flagEnd
 )
 
@@ -63,12 +65,12 @@ type Header struct {
 	Tensor       uint32 // id given by the scheduler
 	Packet       uint32 // number within the tensor
 	Run          uint32 // Empty: how many packets; else 1
-	Round        uint64 // the tensor's n-th push; 0 is init
+	Round        uint64 // the tensor's n-th push; 0 is init. Ask and Answer: number of the ask
 	Epoch        uint32 // membership that the contribution counts in
 	Plan         uint32 // version of the shares that cut it, to assert that no round is split
 	Generation   uint32 // deaths that the sender knows of
 	Priority     int32  // larger is more urgent
-	Contributors uint16 // Sum: how many workers took part; Contrib and Empty: the tensor's Policy
+	Contributors uint16 // Sum: how many workers took part; Contrib and Empty: the tensor's Policy; Ask and Answer: Part
 	Ahead        uint16 // how many packets of the same length follow directly, with the next numbers of this tensor and round
 	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of payload that follow
@@ -133,7 +135,7 @@ func (h *Header) check() error {
 	switch {
 	case h.Kind == 0 || h.Kind >= kindEnd:
 		return fmt.Errorf("unknown packet kind %d", h.Kind)
-	case h.Flags >= flagEnd || h.Op >= opEnd || h.Codec != 0:
+	case h.Flags >= flagEnd || !h.goodOp() || h.Codec != 0:
 		return fmt.Errorf("unknown flags %#x, operation %d or codec %d", h.Flags, h.Op, h.Codec)
 	case h.RawLen > PacketBytes || h.WireLen > PacketBytes:
 		return fmt.Errorf("packet of %d bytes (%d on the wire), at most %d", h.RawLen, h.WireLen, PacketBytes)
@@ -158,8 +160,10 @@ func (h *Header) check() error {
 		if h.WireLen != 0 {
 			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
 		}
-	case State:
-		return fmt.Errorf("state packets are not spoken yet")
+	case Ask, Answer:
+		if err := h.checkAsk(); err != nil {
+			return err
+		}
 	}
 	contributes := h.Kind == Contrib || h.Kind == Empty
 	if contributes && !h.Policy().Valid() {

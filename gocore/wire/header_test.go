@@ -21,6 +21,10 @@ func real() []Header {
 		{Kind: Goodbye},
 		{Kind: Contrib, Flags: FlagLearningRate, DType: Float32, Tensor: 25, Run: 1, Round: 26, Contributors: uint16(Bounded(3)), RawLen: 4, WireLen: 4, LearningRate: 0.1},
 		{Kind: Empty, Flags: FlagLearningRate, DType: Float64, Tensor: 27, Run: 28, Round: 29, Contributors: uint16(Async), RawLen: 8},
+		{Kind: Ask, Op: AskRule, Tensor: 25, Packet: 26, Run: 1, Round: 27, Priority: 28, RawLen: 29, WireLen: 29},
+		{Kind: Ask, Op: AskRule, Tensor: 35, Packet: 36, Run: 1, Round: 37, Contributors: 38, RawLen: PacketBytes},
+		{Kind: Answer, Op: AskRule, Tensor: 30, Packet: 31, Run: 1, Round: 32},
+		{Kind: Answer, Op: AskRule, Flags: FlagRefused, Tensor: 33, Run: 1, Round: 34, RawLen: MaxReason, WireLen: MaxReason},
 	}
 }
 
@@ -68,6 +72,7 @@ func TestEveryFlippedBitIsRefused(t *testing.T) {
 // Each of these has a right checksum: some program could send it, no node does.
 func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 	contrib, sum, empty, missing, goodbye, rated := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
+	ask, answer, refusal := real()[9], real()[11], real()[12]
 	for what, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
@@ -75,7 +80,6 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 	}{
 		"kind 0":               {contrib, func(h *Header) { h.Kind = 0 }, "kind"},
 		"kind beyond":          {contrib, func(h *Header) { h.Kind = kindEnd }, "kind"},
-		"state":                {contrib, func(h *Header) { h.Kind = State }, "state"},
 		"ahead beyond":         {contrib, func(h *Header) { h.Ahead = MaxAhead + 1 }, "announces"},
 		"empty ahead":          {empty, func(h *Header) { h.Ahead = 1 }, "announces"},
 		"zero sum ahead":       {real()[3], func(h *Header) { h.Ahead = 1 }, "announces"},
@@ -103,6 +107,19 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 		"missing part":         {missing, func(h *Header) { h.RawLen, h.WireLen = 7, 7 }, "missing"},
 		"missing, raw":         {missing, func(h *Header) { h.RawLen = 4 }, "missing"},
 		"goodbye, payload":     {goodbye, func(h *Header) { h.WireLen = 1 }, "goodbye"},
+		"ask to sum":           {ask, func(h *Header) { h.Op = OpSum }, "operation"},
+		"ask beyond":           {ask, func(h *Header) { h.Op = askEnd }, "operation"},
+		"sum by asking":        {contrib, func(h *Header) { h.Op = AskRule }, "operation"},
+		"ask with a flag":      {ask, func(h *Header) { h.Flags = FlagAgain }, "flags"},
+		"ask refused":          {ask, func(h *Header) { h.Flags = FlagRefused }, "flags"},
+		"answer with a flag":   {answer, func(h *Header) { h.Flags = FlagLast }, "flags"},
+		"ask over many":        {ask, func(h *Header) { h.Run = 2 }, "run 2"},
+		"answer with a dtype":  {answer, func(h *Header) { h.DType = Float32 }, "dtype 12"},
+		"ask, other length":    {ask, func(h *Header) { h.RawLen = 28 }, "on the wire"},
+		"ask ahead":            {ask, func(h *Header) { h.Ahead = 1 }, "announces"},
+		"ask beyond a packet":  {ask, func(h *Header) { h.RawLen, h.WireLen = PacketBytes+1, PacketBytes+1 }, "at most"},
+		"refusal without why":  {refusal, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "refusal"},
+		"refusal too long":     {refusal, func(h *Header) { h.RawLen, h.WireLen = MaxReason+1, MaxReason+1 }, "refusal"},
 		"policy beyond":        {contrib, func(h *Header) { h.Contributors = MaxDelay + 2 }, "consistency"},
 		"policy before async":  {empty, func(h *Header) { h.Contributors = uint16(Async) - 1 }, "consistency"},
 		"rate without flag":    {contrib, func(h *Header) { h.LearningRate = 1 }, "learning rate"},
