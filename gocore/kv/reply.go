@@ -1,10 +1,12 @@
 package kv
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"fptps/gocore/aggregate"
 	"fptps/gocore/fault"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -36,6 +38,39 @@ func (a *Aggregator) asked(node uint32, h *wire.Header, payload []byte, owned *a
 // reply does what h asks, and gives what it asks for; nil where that is nothing but to be done.
 func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, error) {
 	switch h.Op {
+	case wire.AskRule:
+		rule, err := store.ParseRule(payload)
+		if err == nil {
+			err = a.store.SetRule(h.Tensor, rule)
+		}
+		return nil, err
+	case wire.AskClock:
+		return a.clock(h.Tensor)
+	case wire.AskResume:
+		if len(payload)%8 != 0 {
+			return nil, fault.New(fault.Value, "%d bytes are no clock", len(payload))
+		}
+		clock := make([]uint64, len(payload)/8)
+		for rank := range clock {
+			clock[rank] = binary.LittleEndian.Uint64(payload[8*rank:])
+		}
+		return nil, a.store.Resume(h.Tensor, clock)
+	case wire.AskState:
+		return a.store.Read(h.Tensor, h.Packet, h.Part(), int(h.RawLen))
+	case wire.AskRestore:
+		return nil, a.store.Write(h.Tensor, h.Packet, h.Part(), payload)
 	}
 	return nil, fault.New(fault.Value, "this aggregator does not know operation %d", h.Op)
+}
+
+func (a *Aggregator) clock(tensor uint32) (*aggregate.Buffer, error) {
+	clock := a.store.Clock(tensor)
+	if clock == nil {
+		return nil, fault.New(fault.Key, "the tensor is not initialised here")
+	}
+	b := a.pool.Get(8 * len(clock))
+	for rank, round := range clock {
+		binary.LittleEndian.PutUint64(b.Bytes[8*rank:], round)
+	}
+	return b, nil
 }
