@@ -5,6 +5,7 @@ import (
 
 	"fptps/gocore/aggregate"
 	"fptps/gocore/fault"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -36,6 +37,12 @@ func (a *Aggregator) asked(node uint32, h *wire.Header, payload []byte, owned *a
 // reply does what h asks, and gives what it asks for; nil where that is nothing but to be done.
 func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, error) {
 	switch h.Op {
+	case wire.AskRule:
+		rule, err := store.ParseRule(payload)
+		if err != nil {
+			return nil, err
+		}
+		return nil, a.store.SetRule(h.Tensor, rule)
 	}
 	return nil, fault.New(fault.Value, "this aggregator does not know operation %d", h.Op)
 }

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -87,71 +86,4 @@ func TestCompleteIsRefused(t *testing.T) {
 		}
 		r.end()
 	}
-}
-
-// A snapshot, put into another store, goes on as the first does, bit by bit.
-func TestSnapshotGoesOn(t *testing.T) {
-	const elements = 50
-	for i, rule := range rules {
-		for _, dtype := range []wire.DType{wire.Float32, wire.Float64, wire.Float16} {
-			rng := rand.New(rand.NewPCG(uint64(i), 3))
-			first := newRig(t, 2, wire.Sync, dtype, normal(rng, elements))
-			first.setRule(rule)
-			rate := float32(0.03)
-			for round := uint64(1); round <= 7; round++ {
-				first.complete(round, normal(rng, elements), &rate)
-			}
-			snap, err := first.Snapshot(tensorID, packetID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			second := newRig(t, 2, wire.Sync, dtype, normal(rng, elements))
-			second.setRule(*snap.Rule)
-			if err := second.Restore(tensorID, packetID, snap); err != nil {
-				t.Fatal(err)
-			}
-			for round := uint64(1); round <= 5; round++ {
-				gradient := normal(rng, elements)
-				if a, b := first.complete(7+round, gradient, nil), second.complete(round, gradient, nil); !slices.Equal(a, b) {
-					t.Fatalf("%s %v: %v and %v", rule.Kind, dtype, a, b)
-				}
-			}
-			first.end()
-			second.end()
-		}
-	}
-}
-
-func TestSnapshotIsRefused(t *testing.T) {
-	plain := newRig(t, 2, wire.Sync, wire.Float32, []float64{1})
-	plain.complete(1, []float64{1}, nil)
-	kept := newRig(t, 2, wire.Sync, wire.Float32, []float64{1, 2})
-	kept.setRule(Rule{Kind: SGD, Rate: 1, Momentum: 1})
-	good, err := kept.Snapshot(tensorID, packetID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for what, change := range map[string]func(s *Snapshot){
-		"too short":       func(s *Snapshot) { s.Value = s.Value[:4] },
-		"of another type": func(s *Snapshot) { s.DType = wire.Float64 },
-		"without state":   func(s *Snapshot) { s.State = nil },
-		"short state":     func(s *Snapshot) { s.State = [][]byte{s.Value[:4]} },
-	} {
-		bad := good
-		change(&bad)
-		if kept.Restore(tensorID, packetID, bad) == nil {
-			t.Errorf("a snapshot %s is taken", what)
-		}
-	}
-	for what, err := range map[string]error{
-		"a plain sum":    plain.Restore(tensorID, packetID, good),
-		"another tensor": kept.Restore(tensorID+1, packetID, good),
-		"another packet": kept.Restore(tensorID, packetID+1, good),
-	} {
-		if err == nil {
-			t.Errorf("%s has a snapshot", what)
-		}
-	}
-	plain.end()
-	kept.end()
 }
