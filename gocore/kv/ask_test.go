@@ -53,7 +53,7 @@ func TestTicketEndsWithTheLastAnswer(t *testing.T) {
 		return nil
 	}}, 8, 10)
 	for n, p := range d.sent {
-		want := wire.Header{Kind: wire.Ask, Op: wire.AskRule, Tensor: 1, Run: 1, Round: uint64(n + 1)}
+		want := wire.Header{Kind: wire.Ask, Op: wire.AskRule, Tensor: 1, Run: 1, Round: uint64(n + 1), Plan: 1}
 		if p.Header != want || p.node != uint32(8+2*n) || string(p.Data) != "\x01" {
 			t.Errorf("asked node %d %+v with %q", p.node, p.Header, p.Data)
 		}

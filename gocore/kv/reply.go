@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"fptps/gocore/aggregate"
@@ -39,10 +40,37 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 	switch h.Op {
 	case wire.AskRule:
 		rule, err := store.ParseRule(payload)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			err = a.store.SetRule(h.Tensor, rule)
 		}
-		return nil, a.store.SetRule(h.Tensor, rule)
+		return nil, err
+	case wire.AskClock:
+		return a.clock(h.Tensor)
+	case wire.AskResume:
+		if len(payload)%8 != 0 {
+			return nil, fault.New(fault.Value, "%d bytes are no clock", len(payload))
+		}
+		clock := make([]uint64, len(payload)/8)
+		for rank := range clock {
+			clock[rank] = binary.LittleEndian.Uint64(payload[8*rank:])
+		}
+		return nil, a.store.Resume(h.Tensor, clock)
+	case wire.AskState:
+		return a.store.Read(h.Tensor, h.Packet, h.Part(), int(h.RawLen))
+	case wire.AskRestore:
+		return nil, a.store.Write(h.Tensor, h.Packet, h.Part(), payload)
 	}
 	return nil, fault.New(fault.Value, "this aggregator does not know operation %d", h.Op)
+}
+
+func (a *Aggregator) clock(tensor uint32) (*aggregate.Buffer, error) {
+	clock := a.store.Clock(tensor)
+	if clock == nil {
+		return nil, fault.New(fault.Key, "the tensor is not initialised here")
+	}
+	b := a.pool.Get(8 * len(clock))
+	for rank, round := range clock {
+		binary.LittleEndian.PutUint64(b.Bytes[8*rank:], round)
+	}
+	return b, nil
 }

@@ -233,12 +233,12 @@ func (w *Worker) board(o *operation, key uint64, out []byte) error {
 // Pull brings the sum of this worker's last push of key (after Init: rank 0's
 // values) to memory. It is local: nothing is asked of any other node.
 func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
-	o, ticket, err := w.beginPull(key, dtype, memory)
+	o, kept, ticket, err := w.beginPull(key, dtype, memory)
 	if err != nil || o == nil {
 		return ticket, err
 	}
 	t := o.tensor
-	copy(memory, t.kept)
+	copy(memory, kept)
 	w.step(func() effects {
 		t.readers--
 		w.mu.flights.leave(memory, nil)
@@ -247,32 +247,32 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, err
 	return ticket, nil
 }
 
-// beginPull joins the last push, or, where its sum is whole, gives that push: then
+// beginPull joins the last push, or, where its sum is whole, gives that push and the sum: then
 // no round overwrites the sum before it is copied.
-func (w *Worker) beginPull(key uint64, dtype wire.DType, memory []byte) (whole *operation, ticket *Ticket, err error) {
+func (w *Worker) beginPull(key uint64, dtype wire.DType, memory []byte) (whole *operation, kept []byte, ticket *Ticket, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t, err := w.find(key)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if err := t.fits(dtype, memory); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	o := t.last
 	if !o.keeps() {
-		return nil, nil, fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
+		return nil, nil, nil, fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
 	}
 	if err := w.mu.flights.take(key, memory, nil, o); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	ticket = w.Tickets.New(func() string { return w.explain(o) })
 	if !o.whole {
 		t.join(o, pull{memory: memory, ticket: ticket, caller: true})
-		return nil, ticket, nil
+		return nil, nil, ticket, nil
 	}
 	t.readers++
-	return o, ticket, nil
+	return o, t.kept, ticket, nil
 }
 
 // find gives the tensor of a key on which operations are possible.

@@ -34,6 +34,7 @@ type tensor struct {
 	dtype  wire.DType
 	rule   *Rule // nil: sums are handed on as they are (Sync), or pushes are added
 	pieces map[uint32]*piece
+	before []uint64 // what the clock of each worker had when Resume was called, less its rounds since round 0; nil: nothing
 }
 
 // piece is one packet of a tensor.
@@ -231,6 +232,9 @@ func (s *Store) Clock(id uint32) []uint64 {
 		for rank := range clock {
 			clock[rank] = min(clock[rank], p.applied(rank))
 		}
+	}
+	for rank := range t.before {
+		clock[rank] += t.before[rank]
 	}
 	return clock
 }

@@ -4,7 +4,11 @@ import "fmt"
 
 // What a worker can ask of an aggregator, beside contributing. Each Ask has one Answer, and each of the two fits in a packet.
 const (
-	AskRule Op = opEnd + iota // the tensor's optimiser becomes the one in the payload
+	AskRule    Op = opEnd + iota // the tensor's optimiser becomes the one in the payload
+	AskClock                     // the rounds of each worker that are applied to all packets here, uint64 each
+	AskResume                    // the clock goes on from the one in the payload
+	AskState                     // RawLen bytes of a part of a packet's state
+	AskRestore                   // a part of a packet's state becomes the payload
 	askEnd
 )
 
