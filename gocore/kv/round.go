@@ -31,7 +31,8 @@ type tensor struct {
 	missing []string     // whom the aggregators last said that active waits for
 	readers int          // pulls that copy from kept just now
 
-	rate  float32 // the learning rate that the rounds to come tell the aggregators
+	ruled bool    // this worker has given the aggregators a rule
+	rate  float32 // the learning rate that the rounds to come tell them
 	rated bool    // there is one
 }
 

@@ -293,17 +293,14 @@ func TestStallsAreTold(t *testing.T) {
 	}
 	r.pushed(t, 0, 2, []float64{1}) // waits for worker 2
 	r.pushed(t, 3, 2, nil)          // too
-	for after, want := range map[time.Duration]string{
-		aggregate.StallAfter / 2: "[]",
-		aggregate.StallAfter:     "[{5 2 [2] [0]} {5 2 [2] [3]}]",
-	} {
-		r.told, r.now = time.Time{}, time.Time{}
-		if got := fmt.Sprint(r.Tick(now.Add(after))); got != want {
-			t.Errorf("after %v: %s, expected %s", after, got, want)
+	const all = "[{5 2 [2] [0]} {5 2 [2] [3]}]"
+	for _, tc := range []struct {
+		after time.Duration
+		want  string
+	}{{aggregate.StallAfter / 2, "[]"}, {aggregate.StallAfter, all}, {aggregate.StallAfter * 3 / 2, "[]"}, {2 * aggregate.StallAfter, all}} {
+		if got := fmt.Sprint(r.Tick(now.Add(tc.after))); got != tc.want {
+			t.Errorf("after %v: %s, expected %s", tc.after, got, tc.want)
 		}
-	}
-	if got := r.Tick(now.Add(aggregate.StallAfter * 3 / 2)); got != nil {
-		t.Errorf("told again so soon: %v", got)
 	}
 	for _, reply := range r.pushed(t, 2, 1, []float64{1}) {
 		reply.Buffer.Release()

@@ -66,11 +66,12 @@ var rules = []Rule{
 	{Kind: Adagrad, Rate: 0.1, Eps: 1e-10, RateDecay: 0.1, WeightDecay: 0.1, Initial: 0.5},
 }
 
-// rounding is what 100 steps may differ by from exact arithmetic, as a part of the largest weight. A step rounds some ten times
-// at 2^-24 (2^-53) of numbers of the weights' size or less, and the errors of different steps add up by chance, not in one
-// direction: ten times sqrt(100) roundings, and twice that for luck. What a 16-bit float is sent as is rounded once more.
+// rounding is what 100 steps may differ by from exact arithmetic, as a part of the largest weight. A step rounds up to ten times,
+// each time by at most 2^-24 (2^-53) of numbers of the weights' size or less. The errors add up by chance, not in one direction:
+// sqrt(1000) roundings, 32, and half as much again for the worst of all elements. A 16-bit float is rounded once more as it is
+// sent.
 var rounding = map[wire.DType]float64{
-	wire.Float32: 200 * 0x1p-24, wire.Float64: 200 * 0x1p-53, wire.Float16: 0x1p-11 + 200*0x1p-24, wire.BFloat16: 0x1p-8 + 200*0x1p-24,
+	wire.Float32: 50 * 0x1p-24, wire.Float64: 50 * 0x1p-53, wire.Float16: 0x1p-11 + 50*0x1p-24, wire.BFloat16: 0x1p-8 + 50*0x1p-24,
 }
 
 // TestHundredSteps: every optimiser, on every type, with a rate that changes on the way and again to another.

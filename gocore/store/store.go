@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"fptps/gocore/aggregate"
+	"fptps/gocore/fault"
 	"fptps/gocore/reduce"
 	"fptps/gocore/wire"
 )
@@ -188,11 +189,11 @@ func (s *Store) SetRule(id uint32, rule Rule) error {
 	t := s.tensors[id]
 	switch {
 	case t == nil:
-		return fmt.Errorf("the tensor is not initialised")
-	case !updatable(t.dtype):
-		return fmt.Errorf("no optimiser works on %v", t.dtype)
+		return fault.New(fault.Key, "the tensor is not initialised")
+	case !Updatable(t.dtype):
+		return fault.New(fault.Type, "no optimiser works on %v", t.dtype)
 	case t.rule == nil && t.pushed():
-		return fmt.Errorf("set the optimiser before the first push")
+		return fault.New(fault.Value, "a worker has pushed it already: set the optimiser before the first push")
 	}
 	other := t.rule == nil || t.rule.Kind != rule.Kind
 	t.rule = &rule
@@ -215,8 +216,8 @@ func (t *tensor) pushed() bool {
 	return false
 }
 
-// updatable tells whether there are optimisers for a type: all floats that are numbers of their own.
-func updatable(d wire.DType) bool {
+// Updatable tells whether optimisers work on a type.
+func Updatable(d wire.DType) bool {
 	return reduce.CanUpdate(d) || d == wire.Float16 || d == wire.BFloat16
 }
 

@@ -12,6 +12,7 @@ that the environment names (DMLC_PS_ROOT_URI and others), or runs alone without 
 
 from typing import Any
 
+from . import optim
 from .errors import (
     BusyError,
     ClosedError,
@@ -45,6 +46,7 @@ __all__ = [
     "Ticket",
     "TimeoutError",
     "__version__",
+    "optim",
 ]
 
 __version__: str

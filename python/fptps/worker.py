@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
@@ -21,6 +21,7 @@ from . import consistency as consistencies
 from ._wakeup import Wakeup
 from .arrays import locate, maker
 from .errors import ClosedError, ConfigError, NodeLostError
+from .optim import Optimizer, rule
 from .ticket import OF_CORE, Ticket
 
 Array = Any
@@ -209,6 +210,34 @@ class KVWorker:
         """
         return self._submit(self._core.skip, None, _whole(key, "key", KEYS))
 
+    def set_optimizer(self, optimizer: Optimizer, keys: Iterable[int] | None = None) -> None:
+        """Has the aggregators keep the weights: from now on a push is a gradient, and what comes back are the weights.
+
+        optimizer: one of fptps.optim: SGD, Adam, AdamW or Adagrad. keys: those it is for; None means all that are
+        initialised by now and were not pushed before. Rank 0's call takes effect, and returns when every aggregator
+        has the optimiser; on other ranks it only checks the arguments, so that all may call it. A second call
+        replaces the hyper-parameters; the optimiser's state stays if it is of the same kind.
+
+        The other workers need not wait where the consistency is "sync", since no round is complete without rank 0's
+        push. Where it is "async" or "bounded:N", they have to call barrier() after it, before their first push.
+
+        float16 and bfloat16 tensors are kept in float32 and sent rounded. Raises TypeError for other tensors than
+        floats, ValueError without a key, for hyper-parameters that make no sense and for a key that was pushed without
+        an optimiser, KeyError for a key without init(), and BusyError while a push of a key is in flight.
+        """
+        self._submit(self._core.set_optimizer, None, _keys(keys), rule(optimizer)).wait()
+
+    def set_learning_rate(self, lr: float, keys: Iterable[int] | None = None) -> None:
+        """Changes the learning rate, from rank 0's next push on: that push and all that are applied after it.
+
+        keys: those it is for; None means all that have an optimiser. Rank 0's call takes effect, on other ranks it only
+        checks the arguments. The rate is rounded to float32. Raises ValueError for a rate that is negative or not
+        finite and for a key without an optimiser.
+        """
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr={lr!r}: a learning rate is finite and 0 or more")
+        self._core.set_learning_rate(self._usable(), _keys(keys), float(lr))
+
     def barrier(self, timeout: float | None = None) -> None:
         """Waits until all workers have called it. timeout in seconds, as with Ticket.wait()."""
         seconds = self._seconds(timeout)
@@ -261,7 +290,7 @@ class KVWorker:
             return "<fptps.KVWorker closed>"
         return f"<fptps.KVWorker {getattr(self, '_rank', '?')} of {getattr(self, '_num_workers', '?')}>"
 
-    def _submit(self, call: Callable[..., int], arrays: object, *arguments: int, result: Any = None) -> Ticket[Any]:
+    def _submit(self, call: Callable[..., int], arrays: object, *arguments: int | str, result: Any = None) -> Ticket[Any]:
         """Starts an operation of the core."""
         ticket = Ticket(self, arrays, result)
         # Looked at before the lock: in a forked child another thread may hold it for ever.
@@ -421,6 +450,11 @@ def _whole(number: int, name: str, end: int) -> int:
     if not 0 <= number < end:
         raise ValueError(f"{name} {number}: a whole number from 0 to {end - 1} is expected")
     return number
+
+
+def _keys(keys: Iterable[int] | None) -> str:
+    """Keys as the core reads them: a JSON list, or null for all."""
+    return json.dumps(None if keys is None else [_whole(key, "key", KEYS) for key in keys])
 
 
 def _priority(priority: int) -> int:
