@@ -61,7 +61,7 @@ func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 // pick gives the tensors of keys, each of which has to be good on rank 0; of nil, those that are. None is an error there.
 func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*tensor, err error) {
 	all := keys == nil
-	last := fault.New(fault.Value, "no key is named")
+	var last error = fault.New(fault.Value, "no key is named")
 	if all {
 		keys = slices.Sorted(maps.Keys(w.mu.byKey))
 		last = fault.New(fault.Value, "no key is initialised: call init(key, array) on every worker first")
