@@ -118,7 +118,7 @@ func (l ledger) clocks(array []byte) [][]uint64 {
 		at := array[8*perPacket*p:]
 		for rank := range l.workers {
 			rounds, sum := binary.LittleEndian.Uint64(at[8*rank:]), int64(0)
-			for round := range rounds {
+			for round := range min(rounds, 100) { // nonsense may be large
 				sum += once(p, rank, round+1)
 			}
 			if got := int64(binary.LittleEndian.Uint64(at[8*(l.workers+rank):])); got != sum {
