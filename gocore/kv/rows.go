@@ -143,7 +143,10 @@ func (w *Worker) PullRows(key uint64, dtype wire.DType, rows []int64, out []byte
 	}
 	rows = slices.Clone(rows)
 	pull := &rowPull{&inquiry{about: fmt.Sprintf("rows of key %d", key), memory: out}, t.questions(rows, priority), t}
-	pull.take = func(a *ask, payload []byte) error { return t.table.scatter(a, rows, payload, out) }
+	pull.take = func(a *ask, payload []byte) error {
+		w.mu.stats.BytesPulled += uint64(len(payload))
+		return t.table.scatter(a, rows, payload, out)
+	}
 	w.step(func() effects {
 		if err = w.mu.failed; err != nil {
 			return effects{}

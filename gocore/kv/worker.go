@@ -62,7 +62,7 @@ type WorkerStats struct {
 	Rounds      uint64 `json:"rounds"`
 	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until it was told
 	BytesPushed uint64 `json:"bytes_pushed"` // of the caller's arrays
-	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves
+	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves, and of tables' rows
 }
 
 // NewWorker makes a worker without any keys.
