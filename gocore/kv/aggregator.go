@@ -64,30 +64,26 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 		sums, err := a.table.AddEmpty(rank, h, a.sums[:0])
 		a.sums = sums
 		for i := range sums {
-			if e := a.complete(&sums[i], true); err == nil {
-				err = e
+			if refused := a.store.Complete(&sums[i]); refused != nil {
+				err = refused
+			} else {
+				a.spread(&sums[i])
 			}
 		}
 		return a.tolerate(err)
 	}
 	sum, done, err := a.table.Add(rank, h, payload, owned)
 	if done {
-		err = a.complete(&sum, h.Flags&wire.FlagLast != 0)
+		err = a.store.Complete(&sum)
+	}
+	switch {
+	case err != nil || !done:
+	case a.held != nil:
+		a.hold(&sum, h.Flags&wire.FlagLast != 0)
+	default:
+		a.spread(&sum)
 	}
 	return a.tolerate(err)
-}
-
-// complete sends a sum, or the weights that it leads to. last says that its sender has no more of the tensor.
-func (a *Aggregator) complete(sum *aggregate.Sum, last bool) error {
-	if err := a.store.Complete(sum); err != nil {
-		return err
-	}
-	if a.held != nil {
-		a.hold(sum, last)
-	} else {
-		a.spread(sum)
-	}
-	return nil
 }
 
 // push applies a contribution to a tensor whose rounds are each worker's own.
