@@ -8,6 +8,19 @@ import (
 	"fptps/gocore/store"
 )
 
+// CheckOptimizer raises what SetOptimizer would, and does nothing.
+func CheckOptimizer(h int64, keys, rule string) (zero int64, err error) {
+	defer failed(&err)
+	worker, list, err := workerAndKeys(h, keys)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := store.ParseRule([]byte(rule)); err != nil {
+		return 0, err
+	}
+	return 0, worker.MayRule(list)
+}
+
 // SetOptimizer gives the aggregators of keys, a JSON array or "null" for all, an optimiser (store.Rule as JSON).
 func SetOptimizer(h int64, keys, rule string) (ticket int64, err error) {
 	defer failed(&err)

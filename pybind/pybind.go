@@ -248,7 +248,7 @@ func Barrier(h int64) (ticket int64, err error) {
 	return barrier.ID, nil
 }
 
-// TensorInfo tells size and type of a key: {"bytes": 4, "dtype": "float32"}.
+// TensorInfo tells what a key is, as JSON: kv.TensorInfo.
 func TensorInfo(h, key int64) (info string, err error) {
 	defer failed(&err)
 	found, err := find(h)
@@ -259,11 +259,11 @@ func TensorInfo(h, key int64) (info string, err error) {
 	if err != nil {
 		return "", err
 	}
-	bytes, dtype, err := worker.TensorInfo(uint64(key))
+	tensor, err := worker.TensorInfo(uint64(key))
 	if err != nil {
 		return "", err
 	}
-	return marshal(map[string]any{"bytes": bytes, "dtype": dtype.String()})
+	return marshal(tensor)
 }
 
 // SetTensorCount says how many pushes make a step of the training loop.

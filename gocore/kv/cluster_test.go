@@ -251,7 +251,7 @@ func (p *player) play() {
 	}
 	for left := len(p.scripts) * len(p.scripts[0].rounds); left > 0; {
 		i := p.rng.IntN(len(p.scripts))
-		if _, _, err := p.TensorInfo(p.scripts[i].key); fault.CodeOf(err) == fault.Key { // not yet declared by all
+		if _, err := p.TensorInfo(p.scripts[i].key); fault.CodeOf(err) == fault.Key { // not yet declared by all
 			p.settle()
 		}
 		switch k := p.rng.IntN(10); {

@@ -131,7 +131,7 @@ func TestFailEndsEverything(t *testing.T) {
 			"init": func(d *desk) (*Ticket, error) { return d.Init(8, wire.Uint8, wire.Sync, a) }, "push": pushOf(1, a), "pull": pullTo(3, a),
 			"push_pull": pushPullOf(2, a, a), "skip": func(d *desk) (*Ticket, error) { return d.Skip(1) },
 			"info": func(d *desk) (*Ticket, error) {
-				_, _, err := d.TensorInfo(1)
+				_, err := d.TensorInfo(1)
 				return nil, err
 			},
 		} {

@@ -216,7 +216,7 @@ func TestRefusals(t *testing.T) {
 		{"pull to nothing", fault.Value, pullTo(key, nil)},
 		{"pull to another type", fault.Type, func(d *desk) (*Ticket, error) { return d.Pull(key, wire.Bool, array) }},
 		{"info without init", fault.Key, func(d *desk) (*Ticket, error) {
-			_, _, err := d.TensorInfo(unknown)
+			_, err := d.TensorInfo(unknown)
 			return nil, err
 		}},
 	} {
@@ -235,8 +235,8 @@ func TestRefusals(t *testing.T) {
 
 func TestTensorInfoAndStats(t *testing.T) {
 	d := newDesk(t, 0).ready(1, 2)
-	if n, dtype, err := d.TensorInfo(2); n != size || dtype != wire.Uint8 || err != nil {
-		t.Error(n, dtype, err)
+	if info, err := d.TensorInfo(2); info != (TensorInfo{size, "uint8", "sync", nil, nil}) || err != nil {
+		t.Error(info, err)
 	}
 	a, b := make([]byte, size), make([]byte, size)
 	d.push(1, a)

@@ -6,6 +6,7 @@ import (
 
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -31,9 +32,9 @@ type tensor struct {
 	missing []string     // whom the aggregators last said that active waits for
 	readers int          // pulls that copy from kept just now
 
-	ruled bool    // this worker has given the aggregators a rule
-	rate  float32 // the learning rate that the rounds to come tell them
-	rated bool    // there is one
+	rule  *store.Rule // that this worker has given the aggregators, nil: none
+	rate  float32     // the learning rate that the rounds to come tell them
+	rated bool        // there is one
 }
 
 // verb is what the caller asked for.

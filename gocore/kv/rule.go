@@ -31,7 +31,7 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 		i.ended = func() []sending {
 			for _, t := range tensors {
 				if i.err == nil {
-					t.ruled, t.rated = true, false
+					t.rule, t.rated = &rule, false
 				}
 			}
 			return nil
@@ -41,6 +41,14 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 		return e
 	})
 	return ticket, err
+}
+
+// MayRule tells why SetRule is not possible now, nil if it is.
+func (w *Worker) MayRule(keys []uint64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := w.pick(keys, (*tensor).mayBeRuled)
+	return err
 }
 
 // SetLearningRate has rank 0's pushes from the next on tell the aggregators of keys another learning rate; nil keys are all
@@ -91,14 +99,14 @@ func (t *tensor) mayBeRuled() error {
 	switch {
 	case !store.Updatable(t.dtype):
 		return fault.New(fault.Type, "key %d holds %v: optimisers work on float16, bfloat16, float32 and float64", t.key, t.dtype)
-	case t.next > 1 && !t.ruled:
+	case t.next > 1 && t.rule == nil:
 		return fault.New(fault.Value, "key %d was pushed without an optimiser: set the optimiser before the first push", t.key)
 	}
 	return t.idle()
 }
 
 func (t *tensor) isRuled() error {
-	if !t.ruled {
+	if t.rule == nil {
 		return fault.New(fault.Value, "key %d has no optimiser: call set_optimizer() first", t.key)
 	}
 	return nil

@@ -170,7 +170,7 @@ func TestStateGoesOnElsewhere(t *testing.T) {
 			second := newCluster(t, []uint32{0, 1, 0}, []uint32{1}, nil, func(int, *wire.Header) {})
 			second.initAll(dtype, wire.Sync, make([]byte, stateBytes))
 			second.setRule(rule)
-			for _, array := range []int{store.ArrayFacts, store.ArrayValue, store.ArrayState, store.ArrayState + 1} {
+			for _, array := range []int{store.ArraySteps, store.ArrayRate, store.ArrayValue, store.ArrayState, store.ArrayState + 1} {
 				size := 0
 				for p := range wire.Packets(stateBytes) {
 					size += store.ArrayBytes(dtype, array, wire.PacketLen(stateBytes, p))
@@ -262,7 +262,7 @@ func FuzzAsk(f *testing.F) {
 	for op := wire.AskRule; op <= wire.AskRestore; op++ {
 		for _, tensor := range []uint32{1, 2, 3} {
 			f.Add(uint8(op), tensor, uint32(0), uint16(store.Part(store.ArrayValue, 0)), uint32(8), []byte("12345678"))
-			f.Add(uint8(op), tensor, uint32(1), uint16(store.Part(store.ArrayFacts, 0)), uint32(16), make([]byte, 16))
+			f.Add(uint8(op), tensor, uint32(1), uint16(store.Part(store.ArraySteps, 0)), uint32(8), make([]byte, 8))
 			f.Add(uint8(op), tensor, uint32(0), uint16(65535), uint32(wire.PacketBytes), rule)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
 	"fptps/gocore/reduce"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -298,15 +299,29 @@ func (t *tensor) fits(dtype wire.DType, memory []byte) error {
 	return nil
 }
 
-// TensorInfo tells the size in bytes and the element type of an initialised key.
-func (w *Worker) TensorInfo(key uint64) (bytes uint64, dtype wire.DType, err error) {
+// TensorInfo is what this worker knows of a tensor.
+type TensorInfo struct {
+	Bytes       uint64      `json:"bytes"`
+	DType       string      `json:"dtype"`
+	Consistency string      `json:"consistency"`
+	Optimizer   *store.Rule `json:"optimizer"` // that this worker has set, rank 0's alone
+	Rate        *float32    `json:"rate"`      // the learning rate that it tells from its next push on, nil: none
+}
+
+// TensorInfo tells what an initialised key is.
+func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t, err := w.find(key)
 	if err != nil {
-		return 0, 0, err
+		return TensorInfo{}, err
 	}
-	return t.size, t.dtype, nil
+	info := TensorInfo{t.size, t.dtype.String(), t.policy.String(), t.rule, nil}
+	if t.rated {
+		rate := t.rate
+		info.Rate = &rate
+	}
+	return info, nil
 }
 
 // SetTensorCount says how many pushes make a step of the training loop. It is told

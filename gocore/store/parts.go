@@ -12,15 +12,13 @@ import (
 
 // All that a packet's future depends on, but its clock, is a few arrays. They travel in parts that fit in a packet.
 const (
-	ArrayFacts = iota // updates so far (uint64), and the learning rate (float64)
+	ArraySteps = iota // updates since the optimiser was set: one uint64
+	ArrayRate         // the learning rate: one float64
 	ArrayValue        // the weights; of 16-bit floats those in float32, from which updates go on
 	ArraySent         // the weights as they are sent; only to be read
 	ArrayState        // the optimiser's first array of state; Arrays is the end of them
 	Arrays     = ArrayState + maxStates
 )
-
-// factsBytes is the size of ArrayFacts.
-const factsBytes = 16
 
 // partsPerArray is 2 because an array in float32 is twice a packet of 16-bit floats.
 const partsPerArray = 2
@@ -30,8 +28,8 @@ func ArrayBytes(d wire.DType, array, bytes int) int {
 	switch {
 	case d.Bits() > 0:
 		return 0
-	case array == ArrayFacts:
-		return factsBytes
+	case array < ArrayValue:
+		return 8
 	case array != ArraySent && reduce.Wide(d):
 		return reduce.AccBytes(d, bytes)
 	}
@@ -61,9 +59,14 @@ func (s *Store) Write(tensor, packet uint32, part uint16, bytes []byte) error {
 	t := s.tensors[tensor]
 	p := t.pieces[packet]
 	switch int(part) / partsPerArray {
-	case ArrayFacts:
+	case ArraySteps:
 		p.steps = binary.LittleEndian.Uint64(bytes)
-		p.rate = math.Float64frombits(binary.LittleEndian.Uint64(bytes[8:]))
+	case ArrayRate:
+		rate := math.Float64frombits(binary.LittleEndian.Uint64(bytes))
+		if !wire.GoodLearningRate(rate) {
+			return fault.New(fault.Value, "a learning rate of %v", rate)
+		}
+		p.rate = rate
 	case ArraySent:
 		return fault.New(fault.Value, "the weights as they are sent can only be read")
 	case ArrayValue:
@@ -83,7 +86,7 @@ func (s *Store) Write(tensor, packet uint32, part uint16, bytes []byte) error {
 	return nil
 }
 
-// part gives the memory of bytes of a part; of ArrayFacts a copy.
+// part gives the memory of bytes of a part; of a single number a copy.
 func (s *Store) part(id, packet uint32, part uint16, bytes int) ([]byte, error) {
 	t := s.tensors[id]
 	switch {
@@ -101,7 +104,7 @@ func (s *Store) part(id, packet uint32, part uint16, bytes int) ([]byte, error) 
 	}
 	p.ready(t)
 	memory := p.array(t, array)
-	if bytes == 0 || n+bytes > len(memory) || array == ArrayFacts && bytes != factsBytes {
+	if bytes == 0 || n+bytes > len(memory) || array < ArrayValue && bytes != len(memory) {
 		return nil, fault.New(fault.Value, "%d bytes from %d of an array of %d", bytes, n, len(memory))
 	}
 	return memory[n : n+bytes], nil
@@ -109,8 +112,10 @@ func (s *Store) part(id, packet uint32, part uint16, bytes int) ([]byte, error) 
 
 func (p *piece) array(t *tensor, array int) []byte {
 	switch {
-	case array == ArrayFacts:
-		return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, p.steps), math.Float64bits(p.rate))
+	case array == ArraySteps:
+		return binary.LittleEndian.AppendUint64(nil, p.steps)
+	case array == ArrayRate:
+		return binary.LittleEndian.AppendUint64(nil, math.Float64bits(p.rate))
 	case array == ArrayValue && reduce.Wide(t.dtype):
 		return p.master
 	case array < ArrayState:

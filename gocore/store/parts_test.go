@@ -98,7 +98,7 @@ func TestPartsAreRefused(t *testing.T) {
 		"the last number": {kept, tensorID, packetID, 65535, 8, fault.Value},
 		"too much":        {kept, tensorID, packetID, Part(ArrayState, 0), 12, fault.Value},
 		"nothing":         {kept, tensorID, packetID, Part(ArrayState, 0), 0, fault.Value},
-		"half of facts":   {kept, tensorID, packetID, Part(ArrayFacts, 0), 8, fault.Value},
+		"half a number":   {kept, tensorID, packetID, Part(ArraySteps, 0), 4, fault.Value},
 		"a quantised one": {quantised(t), tensorID, packetID, Part(ArrayValue, 0), 4, fault.Type},
 	} {
 		if _, err := tc.of.Read(tc.tensor, tc.packet, tc.part, tc.bytes); fault.CodeOf(err) != tc.code {
@@ -107,6 +107,9 @@ func TestPartsAreRefused(t *testing.T) {
 		if err := tc.of.Write(tc.tensor, tc.packet, tc.part, make([]byte, tc.bytes)); fault.CodeOf(err) != tc.code {
 			t.Errorf("writing %s: %v", what, err)
 		}
+	}
+	if err := kept.Write(tensorID, packetID, Part(ArrayRate, 0), []byte{0, 0, 0, 0, 0, 0, 0xf0, 0xff}); fault.CodeOf(err) != fault.Value {
+		t.Errorf("writing a learning rate of minus infinity: %v", err)
 	}
 	if err := kept.Write(tensorID, packetID, Part(ArraySent, 0), make([]byte, 8)); fault.CodeOf(err) != fault.Value {
 		t.Errorf("writing what is sent: %v", err)

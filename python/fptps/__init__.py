@@ -15,6 +15,7 @@ from typing import Any
 from . import optim
 from .errors import (
     BusyError,
+    CheckpointError,
     ClosedError,
     ConfigError,
     ConnectError,
@@ -32,6 +33,7 @@ from .worker import KVWorker
 
 __all__ = [
     "BusyError",
+    "CheckpointError",
     "ClosedError",
     "ConfigError",
     "ConnectError",

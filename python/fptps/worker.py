@@ -17,10 +17,14 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
+import numpy as np
+
+from . import checkpoint
 from . import consistency as consistencies
+from ._arguments import default_timeout, key_of, keys_text, priority_of, settings_of
 from ._wakeup import Wakeup
 from .arrays import locate, maker
-from .errors import ClosedError, ConfigError, NodeLostError
+from .errors import ClosedError, NodeLostError
 from .optim import Optimizer, rule
 from .ticket import OF_CORE, Ticket
 
@@ -28,11 +32,8 @@ Array = Any
 """A numpy array, a PyTorch CPU tensor, or an object with the DLPack or the buffer protocol; see fptps.arrays."""
 
 OPERATIONS: Final = {"sum": 0, "mean": 1}
-KEYS: Final = 2**63
 LEAVE_S: Final = 5.0
 """How long leaving at once may take. It waits for nobody, only for this process's own threads."""
-LONGEST_S: Final = 1e9
-"""The longest timeout that the core takes."""
 CLOSED: Final = "this KVWorker is closed: make another one"
 
 _log = logging.getLogger("fptps")
@@ -75,7 +76,7 @@ class KVWorker:
         self._makers: dict[int, Callable[[], Any]] = {}  # by key: a new array like the one of init()
         self._waited = 0.0
         self._timeout = default_timeout() if timeout is None else self._seconds(timeout)
-        settings = _settings(scheduler, num_workers, num_servers, self._timeout)
+        settings = settings_of(scheduler, num_workers, num_servers, self._timeout)
         self._alone = not settings.get("DMLC_PS_ROOT_URI")
 
         # Not at the top: a process that forks before its first KVWorker can use fptps in the child.
@@ -128,7 +129,7 @@ class KVWorker:
         "bounded:N": as async, but a worker that is more than N rounds ahead of the slowest waits for it. All workers
         have to name the same.
         """
-        key = _whole(key, "key", KEYS)
+        key = key_of(key)
         policy = consistencies.number(consistency)
         dtype, address, nbytes, keep = locate(array, write=False)
         make = maker(array)
@@ -144,7 +145,7 @@ class KVWorker:
         """
         dtype, address, nbytes, keep = locate(array, write=False)
         return self._submit(
-            self._core.push, (array, keep), _whole(key, "key", KEYS), dtype, address, nbytes, 0, _priority(priority)
+            self._core.push, (array, keep), key_of(key), dtype, address, nbytes, 0, priority_of(priority)
         )
 
     def pull(self, key: int, out: Array | None = None) -> Ticket[Any]:
@@ -155,7 +156,7 @@ class KVWorker:
         same sum again. Raises KeyError for a key without init(), ValueError for an out that is read-only or not
         contiguous and after a push_pull() (its sum is not kept), and BusyError.
         """
-        key = _whole(key, "key", KEYS)
+        key = key_of(key)
         if out is None:
             out = self._make(key)
         dtype, address, nbytes, keep = locate(out, write=True)
@@ -175,7 +176,7 @@ class KVWorker:
         itself. op "mean" divides the sum by the number of workers (those that skip count) and takes floats and
         complex numbers only. Every worker has to give the same op. The sum is not kept for pull().
         """
-        key = _whole(key, "key", KEYS)
+        key = key_of(key)
         number = OPERATIONS.get(op)
         if number is None:
             raise ValueError(f"op={op!r}: 'sum' or 'mean' is expected")
@@ -199,7 +200,7 @@ class KVWorker:
             nbytes,
             target,
             number,
-            _priority(priority),
+            priority_of(priority),
             result=out,
         )
 
@@ -208,7 +209,7 @@ class KVWorker:
 
         As after a push, pull() gives the sum of the others' pushes, and the ticket is done when it is here.
         """
-        return self._submit(self._core.skip, None, _whole(key, "key", KEYS))
+        return self._submit(self._core.skip, None, key_of(key))
 
     def set_optimizer(self, optimizer: Optimizer, keys: Iterable[int] | None = None) -> None:
         """Has the aggregators keep the weights: from now on a push is a gradient, and what comes back are the weights.
@@ -225,7 +226,7 @@ class KVWorker:
         floats, ValueError without a key, for hyper-parameters that make no sense and for a key that was pushed without
         an optimiser, KeyError for a key without init(), and BusyError while a push of a key is in flight.
         """
-        self._submit(self._core.set_optimizer, None, _keys(keys), rule(optimizer)).wait()
+        self._submit(self._core.set_optimizer, None, keys_text(keys), rule(optimizer)).wait()
 
     def set_learning_rate(self, lr: float, keys: Iterable[int] | None = None) -> None:
         """Changes the learning rate, from rank 0's next push on: that push and all that are applied after it.
@@ -236,7 +237,57 @@ class KVWorker:
         """
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr={lr!r}: a learning rate is finite and 0 or more")
-        self._core.set_learning_rate(self._usable(), _keys(keys), float(lr))
+        self._core.set_learning_rate(self._usable(), keys_text(keys), float(lr))
+
+    def clock(self, key: int) -> list[int]:
+        """How many rounds of each worker are applied to the tensor, by rank: to every packet of it, on every node.
+
+        Asks the nodes that sum it. Raises KeyError for a key without init().
+        """
+        clock = np.empty(self._num_workers, np.uint64)
+        address = locate(clock, write=True).address
+        self._submit(self._core.clock, clock, key_of(key), address, clock.nbytes).wait()
+        return [int(rounds) for rounds in clock]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what the aggregators keep to a safetensors file: weights, the optimisers' state, clocks.
+
+        Of a tensor that neither has an optimiser nor a consistency other than "sync" nothing outlives a round, so that
+        it is only named. Rank 0's call takes effect; the path is on its machine. All workers have to be between two
+        rounds: call barrier() before, and after where they go on at once. The old file stays until the new one is
+        whole and on the disk. Memory: some MB, whatever the size. A long save tells the log ("fptps", INFO) how far
+        it is.
+
+        Raises BusyError while a push of rank 0 is in flight, ValueError where there is nothing to save, TypeError for
+        quantised tensors, and OSError.
+        """
+        if self._rank == 0:
+            checkpoint.save(self, path)
+
+    def load(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
+        """Gives the aggregators what save() has written, optimisers included, and every worker the weights, for pull().
+
+        All workers have to call it, between two rounds, and with the same tensors initialised as at the save; the
+        numbers of workers and servers may differ. Rank 0 reads the file; the others wait for it, at most timeout
+        seconds, as with Ticket.wait(). clock() goes on from the saved one; in a cluster of another number of workers
+        each of them goes on from the slowest.
+
+        Raises on rank 0 CheckpointError for a file that is cut, foreign or does not fit, OSError for one that cannot be
+        read, and BusyError while a push is in flight; nothing is changed then, on no node. The other ranks do not learn
+        of it: they have the weights as they were.
+        """
+        seconds = self._seconds(timeout)
+        failure: Exception | None = None
+        if self._rank == 0:
+            try:
+                checkpoint.load(self, path)
+            except Exception as error:
+                failure = error  # raised when the others do not wait any more
+        self.barrier(seconds)
+        for key in self._makers:
+            checkpoint.refresh(self, key)
+        if failure is not None:
+            raise failure
 
     def barrier(self, timeout: float | None = None) -> None:
         """Waits until all workers have called it. timeout in seconds, as with Ticket.wait()."""
@@ -290,7 +341,9 @@ class KVWorker:
             return "<fptps.KVWorker closed>"
         return f"<fptps.KVWorker {getattr(self, '_rank', '?')} of {getattr(self, '_num_workers', '?')}>"
 
-    def _submit(self, call: Callable[..., int], arrays: object, *arguments: int | str, result: Any = None) -> Ticket[Any]:
+    def _submit(
+        self, call: Callable[..., int], arrays: object, *arguments: int | str, result: Any = None
+    ) -> Ticket[Any]:
         """Starts an operation of the core."""
         ticket = Ticket(self, arrays, result)
         # Looked at before the lock: in a forked child another thread may hold it for ever.
@@ -403,66 +456,6 @@ class KVWorker:
             ticket._settle(ClosedError(CLOSED))
         if ended:
             self._core.free(handle)
-
-
-def default_timeout() -> float:
-    """The seconds that FPTPS_TIMEOUT says."""
-    text = os.environ.get("FPTPS_TIMEOUT") or "60"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= LONGEST_S:
-        raise ConfigError(f"FPTPS_TIMEOUT={text}: a number of seconds is expected, 0 or more")
-    return seconds
-
-
-def _settings(
-    scheduler: str | None, num_workers: int | None, num_servers: int | None, timeout: float
-) -> dict[str, str]:
-    """The environment, with the arguments in the place of what it says."""
-    settings = dict(os.environ)
-    if scheduler is not None:
-        host, colon, port = scheduler.rpartition(":")
-        if not (host and colon and port.isdecimal()):
-            raise ValueError(f'scheduler={scheduler!r}: "host:port" is expected')
-        settings["DMLC_PS_ROOT_URI"], settings["DMLC_PS_ROOT_PORT"] = host.strip("[]"), port
-        settings["DMLC_ROLE"] = "worker"
-    elif (role := settings.get("DMLC_ROLE")) in ("scheduler", "server"):
-        raise ConfigError(f"DMLC_ROLE={role}: this process is no worker; a {role} is started by `fptps {role}`")
-    elif not settings.get("DMLC_PS_ROOT_URI"):
-        if num_workers not in (None, 1) or num_servers not in (None, 0):
-            raise ConfigError(
-                f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' "
-                "or set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
-            )
-        num_workers = num_servers = None  # they say what a worker alone is anyway, and are no part of a cluster's
-    settings["FPTPS_TIMEOUT"] = repr(min(timeout, LONGEST_S))
-    for name, number in (("DMLC_NUM_WORKER", num_workers), ("DMLC_NUM_SERVER", num_servers)):
-        if number is not None:
-            settings[name] = str(operator.index(number))
-    return settings
-
-
-def _whole(number: int, name: str, end: int) -> int:
-    if type(number) is not int:
-        number = operator.index(number)
-    if not 0 <= number < end:
-        raise ValueError(f"{name} {number}: a whole number from 0 to {end - 1} is expected")
-    return number
-
-
-def _keys(keys: Iterable[int] | None) -> str:
-    """Keys as the core reads them: a JSON list, or null for all."""
-    return json.dumps(None if keys is None else [_whole(key, "key", KEYS) for key in keys])
-
-
-def _priority(priority: int) -> int:
-    if type(priority) is not int:
-        priority = operator.index(priority)
-    if not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority {priority}: 32 bits are expected, {-(2**31)} to {2**31 - 1}")
-    return priority
 
 
 def left_open() -> bool:
