@@ -138,6 +138,8 @@ def counting(consistency):
         kv.barrier()
         kv.skip(0)
         look(kv.pull(0).wait())
+        kv.barrier()
+        assert kv.clock(0) == [ROUNDS + 1] * n
         return seen
 
 
