@@ -1,4 +1,4 @@
-"""The programs in README.md, docs/python.md and docs/ps-lite.md, run as they stand there."""
+"""The programs in README.md, docs/python.md, docs/store.md and docs/ps-lite.md, run as they stand there."""
 
 import os
 import re
@@ -51,6 +51,13 @@ def test_train_of_the_readme(tmp_path, workers):
     lines = run(tmp_path, train, *(["-n", str(workers), "-s", "1"] if workers > 1 else []))
     pattern = re.compile(r"worker (\d) of (\d): loss \d\.\d{3}$")
     assert [pattern.search(line).groups() for line in lines] == [(str(r), str(workers)) for r in range(workers)]
+
+
+def test_store(tmp_path):
+    (train,) = snippets("docs/store.md")
+    lines = run(tmp_path, train, "-n", "2", "-s", "1")
+    pattern = re.compile(r"worker (\d): \[1\.0, 2\.0, 3\.0\]$")
+    assert [pattern.search(line)[1] for line in lines] == ["0", "1"]
 
 
 @pytest.mark.demo

@@ -157,7 +157,7 @@ func TestDisagreementIsToldToAllAtOnce(t *testing.T) {
 		}
 		declareLate(2)
 		for range 3 {
-			wantError(t, <-told, fault.Mismatch, "workers 0, 2 have 4 bytes of int32; worker 1 has 8 bytes of int32")
+			wantError(t, <-told, fault.Mismatch, "workers 0, 2 have 4 bytes of int32, sync; worker 1 has 8 bytes of int32, sync")
 		}
 	})
 }

@@ -61,21 +61,19 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 		return a.push(rank, h, payload, owned)
 	}
 	var err error
-	last := true
 	a.sums = a.sums[:0]
 	if h.Kind == wire.Empty {
 		a.sums, err = a.table.AddEmpty(rank, h, a.sums)
 	} else if sum, done, e := a.table.Add(rank, h, payload, owned); done {
-		a.sums, last = append(a.sums, sum), h.Flags&wire.FlagLast != 0
+		a.sums = append(a.sums, sum)
 	} else {
 		err = e
 	}
-	return a.complete(last, a.tolerate(err))
+	return a.complete(h, a.tolerate(err))
 }
 
-// complete sends a.sums, or the weights that they lead to; err is what came before. last says that their sender has no
-// more of the tensor.
-func (a *Aggregator) complete(last bool, err error) error {
+// complete sends a.sums, or the weights that they lead to, which the contribution h has made complete. err is what came before.
+func (a *Aggregator) complete(h *wire.Header, err error) error {
 	for i := range a.sums {
 		if e := a.store.Complete(&a.sums[i]); e != nil {
 			a.sums[i].Header.Run = 0 // and is no more
@@ -89,8 +87,8 @@ func (a *Aggregator) complete(last bool, err error) error {
 		}
 		switch {
 		case sum.Header.Run == 0:
-		case a.held != nil:
-			a.hold(sum, last)
+		case a.held != nil && h.Kind == wire.Contrib:
+			a.hold(sum, h.Flags&wire.FlagLast != 0)
 		default:
 			a.spread(sum)
 		}

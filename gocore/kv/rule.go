@@ -60,6 +60,9 @@ func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	tensors, err := w.pick(keys, (*tensor).isRuled)
+	if w.Rank != 0 {
+		return err
+	}
 	for _, t := range tensors {
 		t.rate, t.rated = float32(rate), true
 	}
