@@ -1,4 +1,4 @@
-"""Tables, of which single rows are pushed and pulled: against numpy and PyTorch's sparse optimisers, what is refused."""
+"""Tables, of which rows are pushed and pulled: against numpy and PyTorch's sparse optimisers; what is refused."""
 
 import numpy as np
 import pytest
