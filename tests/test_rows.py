@@ -109,7 +109,7 @@ def torch_sparse(make, steps, ranks=1):
         every = [pushed(rank, step) for rank in range(ranks)]
         numbers = torch.from_numpy(np.concatenate([numbers for numbers, _ in every]))
         values = torch.from_numpy(np.concatenate([values for _, values in every]))
-        weights.grad = torch.sparse_coo_tensor(numbers[None], values, weights.shape).coalesce()
+        weights.grad = torch.sparse_coo_tensor(numbers[None], values, weights.shape, check_invariants=True).coalesce()
         optimizer.step()
     return weights.detach().numpy()
 
