@@ -214,7 +214,7 @@ func (t *Transport) establish(peer uint32, c stream, near *share) (err error) {
 		addr = "shared memory"
 	}
 	n := &conn{peer: peer, fd: fd, near: near, far: far, addr: addr, parser: parser{peer: peer},
-		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}}
+		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}, weight: 1}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()
