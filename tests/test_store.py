@@ -29,9 +29,9 @@ OPTIMISERS = [
 ]
 TENSORS = [
     (optimiser, size, np.dtype(dtype), op)
-    for dtype, op in (("float32", "sum"), ("float32", "mean"), ("float64", "mean"))
+    for dtype, op, sizes in (("float32", "sum", SIZES), ("float32", "mean", SIZES[-1:]), ("float64", "mean", SIZES[-1:]))
     for optimiser in OPTIMISERS
-    for size in SIZES
+    for size in sizes
 ]
 """By key."""
 
@@ -107,8 +107,8 @@ def test_hundred_steps_are_those_of_torch():
         assert first[key].tobytes() == second[key].tobytes(), (optimiser, size, op)
         expected = with_torch(key)
         rounding = 4 * 1000**0.5 * np.finfo(dtype).eps / 2
-        off = np.abs(first[key] - expected).max() / np.abs(expected).max()
-        assert off < rounding, (optimiser, size, dtype, op)
+        largest = max(1, np.abs(expected).max())  # one element alone may end near 0, and did not begin there
+        assert np.abs(first[key] - expected).max() < rounding * largest, (optimiser, size, dtype, op)
 
 
 ROUNDS = 25
@@ -174,7 +174,7 @@ def test_death_while_a_worker_waits_for_a_slower_one(gate):
         kv = fptps.KVWorker()
         kv.init(0, np.ones(50_000), consistency="bounded:0")
         if kv.rank == 1:
-            pass_gate(address)
+            kv.barrier()  # which never ends
         ticket = kv.push(0, np.ones(50_000))
         pass_gate(address)
         begun = time.monotonic()
@@ -185,7 +185,7 @@ def test_death_while_a_worker_waits_for_a_slower_one(gate):
 
     address = gate.address
     with fptps.LocalCluster(2, 1).start(work) as run:
-        gate.wait(2)
+        gate.wait()
         os.kill(run.process("worker", 1).pid, signal.SIGKILL)
         gate.open()
         text, seconds = run.outcomes()[0].value
