@@ -58,8 +58,9 @@ def run(cluster, work, *arguments):
     return fptps.LocalCluster(*cluster).run(work, *arguments)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "dtype"), [("momentum", "float32"), ("adam", "float32"), ("adam", "float16"), ("adagrad", "float64")]
+)
 def test_training_goes_on_in_clusters_of_other_numbers(tmp_path, rule, dtype):
     def first(path, until):
         with fptps.KVWorker() as kv:

@@ -92,6 +92,7 @@ func (s *script) command(line string) {
 		m := &pspb.Declare{
 			Key: proto.Uint64(uint64(number(values["key"], 0))), Bytes: proto.Uint64(uint64(number(values["bytes"], 0))),
 			Dtype: proto.Uint32(dtype(values["dtype"])), Policy: proto.Uint32(uint32(number(values["policy"], 0))),
+			Row: proto.Uint32(uint32(number(values["row"], 0))),
 		}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Declare{Declare: m}})
 	case "suspect":

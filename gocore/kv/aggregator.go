@@ -60,39 +60,62 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 	if h.Round > 0 && h.Policy() != wire.Sync {
 		return a.push(rank, h, payload, owned)
 	}
+	var err error
+	a.sums = a.sums[:0]
 	if h.Kind == wire.Empty {
-		sums, err := a.table.AddEmpty(rank, h, a.sums[:0])
-		a.sums = sums
-		for i := range sums {
-			if refused := a.store.Complete(&sums[i]); refused != nil {
-				err = refused
-			} else {
-				a.spread(&sums[i])
-			}
+		a.sums, err = a.table.AddEmpty(rank, h, a.sums)
+	} else if sum, done, e := a.table.Add(rank, h, payload, owned); done {
+		a.sums = append(a.sums, sum)
+	} else {
+		err = e
+	}
+	return a.complete(h, a.tolerate(err))
+}
+
+// complete sends a.sums, or the weights that they lead to, which the contribution h has made complete. err is what came before.
+func (a *Aggregator) complete(h *wire.Header, err error) error {
+	for i := range a.sums {
+		if e := a.store.Complete(&a.sums[i]); e != nil {
+			a.sums[i].Header.Run = 0 // and is no more
+			err = e
 		}
-		return a.tolerate(err)
 	}
-	sum, done, err := a.table.Add(rank, h, payload, owned)
-	if done {
-		err = a.store.Complete(&sum)
+	for i := 0; i < len(a.sums); {
+		sum := &a.sums[i]
+		for i++; i < len(a.sums) && follows(&sum.Header, &a.sums[i].Header); i++ {
+			sum.Header.Run++
+		}
+		switch {
+		case sum.Header.Run == 0:
+		case a.held != nil && h.Kind == wire.Contrib:
+			a.hold(sum, h.Flags&wire.FlagLast != 0)
+		default:
+			a.spread(sum)
+		}
 	}
-	switch {
-	case err != nil || !done:
-	case a.held != nil:
-		a.hold(&sum, h.Flags&wire.FlagLast != 0)
-	default:
-		a.spread(&sum)
-	}
-	return a.tolerate(err)
+	return err
+}
+
+// follows tells whether what next says of its packet of a table can be said together with what h says of its own.
+func follows(h, next *wire.Header) bool {
+	return h.Codec == wire.CodecRows && next.Codec == wire.CodecRows && h.Run > 0 && next.Run == 1 &&
+		h.Tensor == next.Tensor && h.Round == next.Round && h.Packet+h.Run == next.Packet && h.Run < wire.MaxRun
 }
 
 // push applies a contribution to a tensor whose rounds are each worker's own.
 func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
 	replies, err := a.store.Push(rank, h, payload, owned, a.replies[:0])
 	a.replies = replies
-	for i := range replies {
+	for i := 0; i < len(replies); {
 		r := &replies[i]
-		a.plane.Send(a.workers[r.Rank], transport.Outgoing{Header: r.Header, Data: r.Buffer.Bytes, Owner: r.Buffer})
+		for i++; i < len(replies) && replies[i].Rank == r.Rank && follows(&r.Header, &replies[i].Header); i++ {
+			r.Header.Run++
+		}
+		m := transport.Outgoing{Header: r.Header}
+		if r.Buffer != nil {
+			m.Data, m.Owner = r.Buffer.Bytes, r.Buffer
+		}
+		a.plane.Send(a.workers[r.Rank], m)
 	}
 	return err
 }

@@ -48,7 +48,7 @@ func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store
 	}
 	w := NewWorker(WorkerConfig{
 		Plan: shares, Plane: l, Tickets: NewTickets(),
-		Declare: func(_, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) { done(1, nil) },
+		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) },
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)

@@ -18,6 +18,7 @@ type ask struct {
 	header wire.Header // what is asked; the number is filled in
 	data   []byte
 	into   []byte // where the answer's payload goes, all of it; nil: into memory of its own
+	rows   []int  // AskRows: which of the caller's rows it is for
 }
 
 // inquiry is what one operation asks, of one aggregator or of many: its ticket ends with the last answer.
@@ -29,6 +30,7 @@ type inquiry struct {
 
 	worker *Worker
 	ticket *Ticket
+	after  *operation // the asks are sent when this one has ended; nil: at once
 	asks   int
 	left   int          // asks without an answer
 	queued atomic.Int32 // asks that the transport still refers to
@@ -71,18 +73,29 @@ func (w *Worker) ask(key uint64, i *inquiry, question func(t *tensor) ([]*ask, e
 
 // inquire sends asks, at least one; their inquiry gets its ticket. The lock is held.
 func (w *Worker) inquire(i *inquiry, all []*ask) effects {
-	i.worker, i.asks, i.left, i.heard, i.told = w, len(all), len(all), w.mu.now, w.mu.now
-	i.ticket = w.Tickets.New(func() string { return w.explainInquiry(i) })
+	w.open(i, all)
+	return effects{sends: w.put(i, all)}
+}
+
+// open gives the inquiry that is going to be made of asks its ticket.
+func (w *Worker) open(i *inquiry, all []*ask) {
+	i.worker, i.asks, i.left = w, len(all), len(all)
 	i.queued.Store(int32(len(all)))
-	e := effects{sends: make([]sending, len(all))}
+	i.ticket = w.Tickets.New(func() string { return w.explainInquiry(i) })
+}
+
+// put sends the asks of an inquiry.
+func (w *Worker) put(i *inquiry, all []*ask) []sending {
+	i.heard, i.told = w.mu.now, w.mu.now
+	sends := make([]sending, len(all))
 	for n, a := range all {
 		a.of = i
 		w.mu.asks.last++
 		a.header.Kind, a.header.Round, a.header.Run = wire.Ask, w.mu.asks.last, 1
 		w.mu.asks.open[a.header.Round] = a
-		e.sends[n] = sending{a.node, a.header, a.data, i}
+		sends[n] = sending{a.node, a.header, a.data, i}
 	}
-	return e
+	return sends
 }
 
 // Release is called by the transport when it no longer refers to one of the asks.
@@ -183,7 +196,10 @@ func (t *tensor) owners() []uint32 {
 func (w *Worker) explainInquiry(i *inquiry) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if i.left == 0 {
+	switch {
+	case i.after != nil && !i.after.whole:
+		return i.about + ": first the push before it: " + w.waitsFor(i.after)
+	case i.left == 0:
 		return i.about + ": all answers are here, the last bytes are being sent"
 	}
 	return fmt.Sprintf("%s: %d of %d answers are here; missing: %s", i.about, i.asks-i.left, i.asks, strings.Join(w.silent(i), ", "))

@@ -77,7 +77,7 @@ func newCluster(t *testing.T, workerShares, serverShares []uint32, pick func(int
 func serverID(rank int) uint32 { return uint32(wire.ServerID(rank)) }
 func workerID(rank int) uint32 { return uint32(wire.WorkerID(rank)) }
 
-func (c *cluster) declare(key, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) {
+func (c *cluster) declare(key uint64, _ wire.Tensor, done func(uint32, error)) {
 	c.mu.Lock()
 	all := append(c.declared[key], done)
 	c.declared[key] = all
@@ -401,8 +401,8 @@ func playCluster(t *testing.T, rng *rand.Rand) {
 		}
 	})
 	declare := c.workers[0].Declare
-	c.workers[0].Declare = func(key, size uint64, d wire.DType, policy wire.Policy, done func(uint32, error)) {
-		declare(key, size, d, policy, func(id uint32, err error) {
+	c.workers[0].Declare = func(key uint64, t wire.Tensor, done func(uint32, error)) {
+		declare(key, t, func(id uint32, err error) {
 			for i := range scripts {
 				if scripts[i].key == key {
 					byID[id] = &scripts[i] // read once sums arrive, which this worker's contribution precedes

@@ -39,7 +39,7 @@ func newDesk(t *testing.T, rank int) *desk {
 	}
 	d.Worker = NewWorker(WorkerConfig{
 		Rank: rank, Plan: shares, Plane: d, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
-		Declare: func(_, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) {
+		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
 			d.declares = append(d.declares, done)
 		},
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },

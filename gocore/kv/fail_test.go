@@ -70,12 +70,12 @@ func TestDeclareError(t *testing.T) {
 // TestDeclaredAtOnce: the answer may come inside the call.
 func TestDeclaredAtOnce(t *testing.T) {
 	d := newDesk(t, 1)
-	d.Declare = func(_, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) { done(1, nil) }
+	d.Declare = func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }
 	ticket := d.must(d.Init(1, wire.Uint8, wire.Sync, make([]byte, size)))
 	d.letGo()
 	d.sums(1, 0)
 	d.ended(ticket, "")
-	d.Declare = func(_, _ uint64, _ wire.DType, _ wire.Policy, done func(uint32, error)) {
+	d.Declare = func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
 		done(0, fault.New(fault.Mismatch, "no"))
 	}
 	d.ended(d.must(d.Init(2, wire.Uint8, wire.Sync, make([]byte, size))), fault.Mismatch)

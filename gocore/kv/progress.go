@@ -73,7 +73,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 	}
 	tickets := []*Ticket{o.ticket}
 	o.ticket = nil
-	if o.source != nil && o.verb != verbInit {
+	if o.borrowed {
 		w.mu.flights.leave(o.source, o)
 	}
 	for _, p := range o.pulls {
@@ -84,7 +84,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 			tickets = append(tickets, p.ticket)
 		}
 	}
-	o.source, o.pulls, o.got = nil, nil, nil
+	o.source, o.pulls, o.parts, o.got = nil, nil, nil, nil
 	return tickets
 }
 
@@ -107,17 +107,26 @@ func (w *Worker) place(node uint32, h *wire.Header) []byte {
 func (w *Worker) sum(node uint32, h *wire.Header, landed []byte) {
 	w.step(func() effects {
 		t := w.mu.byID[h.Tensor]
-		if t == nil || !t.wants(node, h) {
+		if t == nil || !t.wants(node, h) && !t.wantsRows(h) {
 			return effects{}
 		}
-		w.mu.stats.BytesPulled += uint64(h.RawLen)
 		o := t.active
-		if !t.arrived(h, landed) {
+		if t.table == nil {
+			w.mu.stats.BytesPulled += uint64(h.RawLen)
+			t.arrived(h, landed)
+		} else {
+			t.through(node, h)
+		}
+		if !o.whole {
 			return effects{}
 		}
 		t.active = nil
+		var sends []sending
+		for _, pull := range o.after {
+			sends = append(sends, pull.start()...)
+		}
 		ended := w.end(o)
-		return effects{sends: w.advance(t), ended: ended, err: o.err}
+		return effects{sends: append(sends, w.advance(t)...), ended: ended, err: o.err}
 	})
 }
 
@@ -197,6 +206,9 @@ func (w *Worker) Fail(err error) {
 			for _, o := range pending {
 				o.whole, o.err = true, err
 				e.ended = append(e.ended, w.end(o)...)
+				for _, pull := range o.after {
+					e.ended = append(e.ended, pull.drop(err)...)
+				}
 			}
 		}
 		return e

@@ -235,7 +235,7 @@ func TestRefusals(t *testing.T) {
 
 func TestTensorInfoAndStats(t *testing.T) {
 	d := newDesk(t, 0).ready(1, 2)
-	if info, err := d.TensorInfo(2); info != (TensorInfo{size, "uint8", "sync", nil, nil}) || err != nil {
+	if info, err := d.TensorInfo(2); info != (TensorInfo{size, 0, wire.PacketBytes, "uint8", "sync", nil, nil}) || err != nil {
 		t.Error(info, err)
 	}
 	a, b := make([]byte, size), make([]byte, size)

@@ -57,6 +57,8 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 		return nil, a.store.Resume(h.Tensor, clock)
 	case wire.AskState:
 		return a.store.Read(h.Tensor, h.Packet, h.Part(), int(h.RawLen))
+	case wire.AskRows:
+		return a.store.Rows(h, payload)
 	case wire.AskRestore:
 		return nil, a.store.Write(h.Tensor, h.Packet, h.Part(), payload)
 	}

@@ -21,6 +21,7 @@ type tensor struct {
 	policy  wire.Policy
 	packets uint32
 	runs    []plan.Run
+	table   *table // nil: it is none
 
 	last    *operation   // the last push, whatever its state; a pull means its sum
 	active  *operation   // in its round, nil when all sums are here
@@ -53,7 +54,9 @@ type operation struct {
 	tensor   *tensor
 	verb     verb
 	ticket   *Ticket
-	source   []byte // what is pushed; nil contributes EMPTY
+	source   []byte    // what is pushed; nil contributes EMPTY
+	borrowed bool      // source is the caller's, noted in flights
+	parts    []rowPart // of a table, what is pushed; nothing contributes EMPTY
 	op       wire.Op
 	priority int32
 
@@ -62,6 +65,7 @@ type operation struct {
 	count uint32
 	err   error
 	whole bool
+	after []*rowPull // pulls of rows that wait for it
 
 	queued atomic.Int32 // runs that the transport still refers to
 }
@@ -88,6 +92,9 @@ func (t *tensor) begin(o *operation) []sending {
 	t.next++
 	t.missing = nil
 	o.got = make([]uint64, (t.packets+63)/64)
+	if t.table != nil {
+		return t.beginRows(o)
+	}
 	if o.keeps() {
 		if t.kept == nil {
 			t.kept = make([]byte, t.size)
@@ -126,6 +133,9 @@ func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header 
 		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Priority: o.priority,
 		Contributors: uint16(t.policy),
 	}
+	if t.table != nil {
+		h.Codec = wire.CodecRows
+	}
 	if t.rated {
 		h.Flags, h.LearningRate = wire.FlagLearningRate, t.rate
 	}
@@ -146,7 +156,7 @@ type sending struct {
 // caller's array when the ticket has ended.
 func (t *tensor) wants(node uint32, h *wire.Header) bool {
 	o := t.active
-	return o != nil && h.Round == t.round && h.Packet < t.packets && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
+	return o != nil && h.Round == t.round && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
 		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype && t.owner(h.Packet) == node
 }
 
@@ -161,7 +171,7 @@ func (t *tensor) owner(packet uint32) uint32 {
 
 // arrived notes that the sum of packet h is in landed (nil: it is all zeros, or
 // there is none) and brings it to every other place where it is wanted.
-func (t *tensor) arrived(h *wire.Header, landed []byte) (whole bool) {
+func (t *tensor) arrived(h *wire.Header, landed []byte) {
 	o := t.active
 	if h.Flags&wire.FlagClash != 0 {
 		o.err = fault.New(fault.Mismatch, "key %d round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",
@@ -179,7 +189,6 @@ func (t *tensor) arrived(h *wire.Header, landed []byte) (whole bool) {
 	o.got[h.Packet/64] |= 1 << (h.Packet % 64)
 	o.count++
 	o.whole = o.count == t.packets
-	return o.whole
 }
 
 // join adds a pull to a push whose sum is not whole: what is here already is

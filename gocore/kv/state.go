@@ -74,7 +74,7 @@ func (t *tensor) parts(op wire.Op, array int, first, count uint32, memory []byte
 		return nil, 0, fault.New(fault.Type, "key %d: %v has no state that could be kept", t.key, t.dtype)
 	}
 	for p := first; p < first+count; p++ {
-		left := store.ArrayBytes(t.dtype, array, wire.PacketLen(t.size, p))
+		left := store.ArrayBytes(t.dtype, array, t.content(p))
 		for chunk := 0; left > 0; chunk++ {
 			n := min(left, wire.PacketBytes)
 			if size+uint64(n) <= uint64(len(memory)) {

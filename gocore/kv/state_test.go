@@ -3,7 +3,6 @@ package kv
 import (
 	"bytes"
 	"encoding/binary"
-	"log/slog"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -12,7 +11,6 @@ import (
 
 	"fptps/gocore/fault"
 	"fptps/gocore/store"
-	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
@@ -254,63 +252,4 @@ func TestKeptIsPulled(t *testing.T) {
 	d.ended(ticket, "")
 	d.ended(d.pull(1, out), "")
 	d.holds(out, 1, 2)
-}
-
-// FuzzAsk: whatever is asked, there is one answer, nothing is lent for good, and what was there is not lost.
-func FuzzAsk(f *testing.F) {
-	rule := store.Rule{Kind: store.SGD, Rate: 0.5, Momentum: 0.9}.Text()
-	for op := wire.AskRule; op <= wire.AskRestore; op++ {
-		for _, tensor := range []uint32{1, 2, 3} {
-			f.Add(uint8(op), tensor, uint32(0), uint16(store.Part(store.ArrayValue, 0)), uint32(8), []byte("12345678"))
-			f.Add(uint8(op), tensor, uint32(1), uint16(store.Part(store.ArraySteps, 0)), uint32(8), make([]byte, 8))
-			f.Add(uint8(op), tensor, uint32(0), uint16(65535), uint32(wire.PacketBytes), rule)
-		}
-	}
-	f.Fuzz(func(t *testing.T, op uint8, tensor, packet uint32, part uint16, bytes uint32, payload []byte) {
-		var sent answers
-		a := NewAggregator([]uint32{9}, &sent, false, slog.New(slog.DiscardHandler))
-		h := Handler{Self: 8, Aggregator: a}
-		for id, dtype := range map[uint32]wire.DType{1: wire.Float32, 2: wire.Float16, 3: wire.Int8} {
-			for p := range uint32(2) {
-				if err := h.Arrived(9, &wire.Header{Kind: wire.Empty, DType: dtype, Tensor: id, Packet: p, Run: 1, RawLen: 64, Contributors: uint16(wire.Async)}, transport.Landing{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		sent = nil
-		header := wire.Header{Kind: wire.Ask, Op: wire.Op(op), Tensor: tensor, Packet: packet, Run: 1, Round: 7, Contributors: part, RawLen: bytes}
-		if len(payload) > 0 {
-			payload = payload[:min(len(payload), wire.PacketBytes)]
-			header.RawLen, header.WireLen = uint32(len(payload)), uint32(len(payload))
-		}
-		var encoded [wire.HeaderBytes]byte
-		header.Put(encoded[:])
-		if header.Get(encoded[:]) != nil {
-			return
-		}
-		var l transport.Landing
-		if len(payload) > 0 {
-			var err error
-			if l, err = h.Place(9, &header); err != nil {
-				t.Fatal(err)
-			}
-			copy(l.Bytes, payload)
-		}
-		if err := h.Arrived(9, &header, l); err != nil {
-			t.Fatal(err)
-		}
-		if len(sent) != 1 || sent[0].Header.Kind != wire.Answer || sent[0].Header.Round != 7 || len(sent[0].Data) > wire.PacketBytes {
-			t.Errorf("answered %+v", sent)
-		}
-		if a.pool.Lent() != a.store.Held() {
-			t.Errorf("%d buffers are lent, the store holds %d", a.pool.Lent(), a.store.Held())
-		}
-		for id := uint32(1); id <= 3; id++ {
-			if b, err := a.store.Read(id, 0, store.Part(store.ArraySent, 0), 64); err != nil {
-				t.Errorf("tensor %d is lost: %v", id, err)
-			} else {
-				b.Release()
-			}
-		}
-	})
 }

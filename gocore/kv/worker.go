@@ -32,7 +32,7 @@ type WorkerConfig struct {
 	Tickets *Tickets
 	Log     *slog.Logger
 	// Declare asks the scheduler for the id of a key once all workers agree on it.
-	Declare func(key, bytes uint64, dtype wire.DType, policy wire.Policy, done func(id uint32, err error))
+	Declare func(key uint64, t wire.Tensor, done func(id uint32, err error))
 	// Name is how people call a node.
 	Name func(node uint32) string
 }
@@ -62,7 +62,7 @@ type WorkerStats struct {
 	Rounds      uint64 `json:"rounds"`
 	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until it was told
 	BytesPushed uint64 `json:"bytes_pushed"` // of the caller's arrays
-	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves
+	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves, and of tables' rows
 }
 
 // NewWorker makes a worker without any keys.
@@ -99,11 +99,25 @@ func (w *Worker) Init(key uint64, dtype wire.DType, policy wire.Policy, memory [
 	if err := w.admit(o); err != nil {
 		return nil, err
 	}
+	return w.declare(o, t.declaration()), nil
+}
+
+// declare asks whether all workers agree on a tensor that was taken in, and gives the ticket of its Init.
+func (w *Worker) declare(o *operation, what wire.Tensor) *Ticket {
 	ticket := o.ticket // which is nil again once it has ended
-	w.Declare(key, t.size, dtype, policy, func(id uint32, err error) {
+	w.Declare(o.tensor.key, what, func(id uint32, err error) {
 		w.step(func() effects { return w.declared(o, id, err) })
 	})
-	return ticket, nil
+	return ticket
+}
+
+// declaration is what all workers have to agree on.
+func (t *tensor) declaration() wire.Tensor {
+	what := wire.Tensor{Bytes: t.size, DType: t.dtype, Policy: t.policy}
+	if t.table != nil {
+		what.Bytes, what.Row = uint64(t.table.rows)*uint64(t.table.row), uint32(t.table.row)
+	}
+	return what
 }
 
 // admit takes a new key in.
@@ -116,6 +130,11 @@ func (w *Worker) admit(o *operation) error {
 		return w.mu.failed
 	case w.mu.byKey[t.key] != nil:
 		return fault.New(fault.Value, "key %d is initialised already: init each key once", t.key)
+	}
+	if o.borrowed {
+		if err := w.mu.flights.take(t.key, o.source, o, nil); err != nil {
+			return err
+		}
 	}
 	w.mu.byKey[t.key] = t
 	o.ticket = w.Tickets.New(func() string { return w.explain(o) })
@@ -130,6 +149,9 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 	}
 	if err != nil {
 		delete(w.mu.byKey, t.key)
+		if o.borrowed {
+			w.mu.flights.leave(o.source, o)
+		}
 		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
 	t.id = id
@@ -220,6 +242,7 @@ func (w *Worker) board(o *operation, key uint64, out []byte) error {
 	if err := w.mu.flights.take(key, o.source, o, nil); err != nil {
 		return err
 	}
+	o.borrowed = true
 	if o.verb == verbPush {
 		return nil
 	}
@@ -291,6 +314,8 @@ func (w *Worker) find(key uint64) (*tensor, error) {
 // fits tells whether an array can be pushed to, or pulled from, the tensor.
 func (t *tensor) fits(dtype wire.DType, memory []byte) error {
 	switch {
+	case t.table != nil:
+		return fault.New(fault.Value, "key %d is a table: push_rows() and pull_rows() are for it", t.key)
 	case dtype != t.dtype:
 		return fault.New(fault.Type, "key %d holds %v, the array is %v", t.key, t.dtype, dtype)
 	case uint64(len(memory)) != t.size:
@@ -302,10 +327,12 @@ func (t *tensor) fits(dtype wire.DType, memory []byte) error {
 // TensorInfo is what this worker knows of a tensor.
 type TensorInfo struct {
 	Bytes       uint64      `json:"bytes"`
+	Row         int         `json:"row"`    // bytes of a row, of a table; else 0
+	Packet      int         `json:"packet"` // bytes of it that are in each packet, but for the last
 	DType       string      `json:"dtype"`
 	Consistency string      `json:"consistency"`
 	Optimizer   *store.Rule `json:"optimizer"` // that this worker has set, rank 0's alone
-	Rate        *float32    `json:"rate"`      // the learning rate that it tells from its next push on, nil: none
+	Rate        *float64    `json:"rate"`      // the learning rate that it tells from its next push on, nil: none
 }
 
 // TensorInfo tells what an initialised key is.
@@ -316,9 +343,12 @@ func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	if err != nil {
 		return TensorInfo{}, err
 	}
-	info := TensorInfo{t.size, t.dtype.String(), t.policy.String(), t.rule, nil}
+	info := TensorInfo{t.size, 0, t.content(0), t.dtype.String(), t.policy.String(), t.rule, nil}
+	if t.table != nil {
+		info.Bytes, info.Row = t.declaration().Bytes, t.table.row
+	}
 	if t.rated {
-		rate := t.rate
+		rate := float64(t.rate)
 		info.Rate = &rate
 	}
 	return info, nil
@@ -368,6 +398,11 @@ func (w *Worker) WaitingFor(what string) string {
 func (w *Worker) explain(o *operation) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.waitsFor(o)
+}
+
+// waitsFor is explain with the lock held.
+func (w *Worker) waitsFor(o *operation) string {
 	t := o.tensor
 	switch {
 	case t.last == nil:

@@ -65,7 +65,10 @@ func (s *Store) pushEmpty(rank int, h *wire.Header, replies []Reply) ([]Reply, e
 // push takes one packet's contribution.
 func (s *Store) push(c held, replies []Reply) ([]Reply, error) {
 	h := &c.header
-	t, p, err := s.find(h.Tensor, h.Packet, h.DType, h.RawLen, h.Policy())
+	t, p, err := s.find(h, h.Policy())
+	if err == nil && t.codec == wire.CodecRows && c.gradient != nil {
+		err = goodRows(h, c.gradient.Bytes)
+	}
 	if err != nil {
 		c.drop()
 		return replies, err
@@ -114,17 +117,24 @@ func (s *Store) apply(t *tensor, p *piece, c *held) {
 	if c.header.Flags&wire.FlagLearningRate != 0 {
 		p.rate = float64(c.header.LearningRate)
 	}
-	if c.gradient != nil {
+	switch {
+	case t.codec == wire.CodecRows:
+		s.pushRows(t, p, c)
+	case c.gradient != nil:
 		s.update(t, p, c.gradient)
 	}
 }
 
 // reply gives the value to a worker.
 func (p *piece) reply(c *held) Reply {
-	p.value.Retain(1)
 	h := c.header
-	h.Kind, h.Flags, h.LearningRate, h.Ahead = wire.Sum, 0, 0, 0
-	h.Contributors, h.WireLen = 1, h.RawLen
+	h.Kind, h.Flags, h.LearningRate, h.Ahead, h.Contributors = wire.Sum, 0, 0, 0, 1
+	if h.Codec == wire.CodecRows {
+		h.RawLen, h.WireLen = wire.PacketBytes, 0
+		return Reply{c.rank, aggregate.Sum{Header: h}}
+	}
+	p.value.Retain(1)
+	h.WireLen = h.RawLen
 	return Reply{c.rank, aggregate.Sum{Header: h, Buffer: p.value}}
 }
 

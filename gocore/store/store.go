@@ -32,6 +32,7 @@ type Store struct {
 type tensor struct {
 	policy wire.Policy
 	dtype  wire.DType
+	codec  wire.Codec
 	rule   *Rule // nil: sums are handed on as they are (Sync), or pushes are added
 	pieces map[uint32]*piece
 	before []uint64 // what the clock of each worker had when Resume was called, less its rounds since round 0; nil: nothing
@@ -63,7 +64,7 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 		s.begin(sum)
 		return nil
 	}
-	t, p, err := s.find(h.Tensor, h.Packet, h.DType, h.RawLen, sum.Policy)
+	t, p, err := s.find(h, sum.Policy)
 	if err == nil && p.round+1 != h.Round {
 		err = fmt.Errorf("tensor %d packet %d: round %d is complete after round %d", h.Tensor, h.Packet, h.Round, p.round)
 	}
@@ -74,13 +75,15 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 		return err
 	}
 	p.round = h.Round
+	if sum.Rated && t.rule != nil {
+		p.rate = float64(sum.LearningRate)
+	}
 	switch {
+	case t.codec == wire.CodecRows:
+		s.completeRows(t, p, sum)
 	case t.rule == nil:
 		p.forget()
 	case h.Flags&wire.FlagClash == 0:
-		if sum.Rated {
-			p.rate = float64(sum.LearningRate)
-		}
 		if sum.Buffer != nil {
 			s.update(t, p, sum.Buffer)
 		}
@@ -95,15 +98,17 @@ func (s *Store) begin(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
 	if t == nil {
-		t = &tensor{policy: sum.Policy, dtype: h.DType, pieces: map[uint32]*piece{}}
+		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, pieces: map[uint32]*piece{}}
 		s.tensors[h.Tensor] = t
 	}
 	p := &piece{value: sum.Buffer}
 	if p.value == nil {
 		p.value = s.pool.Get(int(h.RawLen))
 		clear(p.value.Bytes)
-	} else {
+	} else if h.Codec != wire.CodecRows {
 		p.value.Retain(1)
+	} else {
+		sum.Buffer, h.WireLen = nil, 0
 	}
 	if sum.Policy != wire.Sync {
 		p.arrived = make([]uint64, s.workers)
@@ -112,14 +117,16 @@ func (s *Store) begin(sum *aggregate.Sum) {
 }
 
 // find gives a packet to which such a contribution is possible.
-func (s *Store) find(id, packet uint32, dtype wire.DType, raw uint32, policy wire.Policy) (*tensor, *piece, error) {
-	t := s.tensors[id]
-	if t == nil || t.pieces[packet] == nil {
-		return nil, nil, fmt.Errorf("tensor %d packet %d: a push before it was initialised", id, packet)
+func (s *Store) find(h *wire.Header, policy wire.Policy) (*tensor, *piece, error) {
+	t := s.tensors[h.Tensor]
+	if t == nil || t.pieces[h.Packet] == nil {
+		return nil, nil, fmt.Errorf("tensor %d packet %d: a push before it was initialised", h.Tensor, h.Packet)
 	}
-	p := t.pieces[packet]
-	if t.dtype != dtype || t.policy != policy || p.value != nil && len(p.value.Bytes) != int(raw) {
-		return nil, nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, %v, but it is of %v, %v", id, packet, raw, dtype, policy, t.dtype, t.policy)
+	p := t.pieces[h.Packet]
+	if t.dtype != h.DType || t.policy != policy || t.codec != h.Codec ||
+		t.codec == wire.CodecPlain && p.value != nil && len(p.value.Bytes) != int(h.RawLen) {
+		return nil, nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, codec %d, %v, but it is of %v, codec %d, %v",
+			h.Tensor, h.Packet, h.RawLen, h.DType, h.Codec, policy, t.dtype, t.codec, t.policy)
 	}
 	return t, p, nil
 }

@@ -9,6 +9,7 @@ const (
 	AskResume                    // the clock goes on from the one in the payload
 	AskState                     // RawLen bytes of a part of a packet's state
 	AskRestore                   // a part of a packet's state becomes the payload
+	AskRows                      // rows of a packet of a table, by CodecRows: the payload has the numbers, RawLen bytes are wanted
 	askEnd
 )
 
@@ -28,6 +29,8 @@ func (h *Header) goodOp() bool {
 func (h *Header) checkAsk() error {
 	refused := h.Flags&FlagRefused != 0
 	switch {
+	case h.Kind == Ask && h.Op == AskRows:
+		return fmt.Errorf("ask for rows without any")
 	case h.Flags&^FlagRefused != 0 || h.Kind == Ask && refused:
 		return fmt.Errorf("ask or answer with flags %#x", h.Flags)
 	case h.DType != 0 || h.Run != 1:

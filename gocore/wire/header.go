@@ -44,6 +44,16 @@ const (
 	opEnd
 )
 
+// Codec is what a payload is.
+type Codec uint8
+
+// The codecs.
+const (
+	CodecPlain Codec = iota // the elements as they are
+	CodecRows               // some rows of a packet of a table; see rows.go
+	codecEnd
+)
+
 // Flags of a packet.
 const (
 	FlagScaled       uint8 = 1 << iota // a mean's division is done
@@ -61,10 +71,10 @@ type Header struct {
 	Flags        uint8
 	DType        DType
 	Op           Op
-	Codec        uint8  // 0: the payload is the elements as they are
+	Codec        Codec  // what the payload is
 	Tensor       uint32 // id given by the scheduler
 	Packet       uint32 // number within the tensor
-	Run          uint32 // Empty: how many packets; else 1
+	Run          uint32 // Empty, and Sum of a table: how many packets; else 1
 	Round        uint64 // the tensor's n-th push; 0 is init. Ask and Answer: number of the ask
 	Epoch        uint32 // membership that the contribution counts in
 	Plan         uint32 // version of the shares that cut it, to assert that no round is split
@@ -85,7 +95,7 @@ func (h *Header) Put(b []byte) {
 	_ = b[HeaderBytes-1]
 	le := binary.LittleEndian
 	le.PutUint16(b[0:], magic)
-	b[2], b[3], b[4], b[5], b[6], b[7] = version, byte(h.Kind), h.Flags, byte(h.DType), byte(h.Op), h.Codec
+	b[2], b[3], b[4], b[5], b[6], b[7] = version, byte(h.Kind), h.Flags, byte(h.DType), byte(h.Op), byte(h.Codec)
 	le.PutUint32(b[8:], h.Tensor)
 	le.PutUint32(b[12:], h.Packet)
 	le.PutUint32(b[16:], h.Run)
@@ -120,7 +130,7 @@ func (h *Header) Get(b []byte) error {
 		return fmt.Errorf("header checksum %#08x, expected %#08x", got, want)
 	}
 	*h = Header{
-		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: b[7],
+		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: Codec(b[7]),
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]), Epoch: le.Uint32(b[20:]),
 		Round: le.Uint64(b[24:]), Plan: le.Uint32(b[32:]), Generation: le.Uint32(b[36:]),
 		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]), Ahead: le.Uint16(b[46:]),
@@ -135,11 +145,36 @@ func (h *Header) check() error {
 	switch {
 	case h.Kind == 0 || h.Kind >= kindEnd:
 		return fmt.Errorf("unknown packet kind %d", h.Kind)
-	case h.Flags >= flagEnd || !h.goodOp() || h.Codec != 0:
+	case h.Flags >= flagEnd || !h.goodOp() || h.Codec >= codecEnd:
 		return fmt.Errorf("unknown flags %#x, operation %d or codec %d", h.Flags, h.Op, h.Codec)
 	case h.RawLen > PacketBytes || h.WireLen > PacketBytes:
 		return fmt.Errorf("packet of %d bytes (%d on the wire), at most %d", h.RawLen, h.WireLen, PacketBytes)
 	}
+	if h.Codec == CodecRows {
+		if err := h.checkRows(); err != nil {
+			return err
+		}
+	} else if err := h.checkKind(); err != nil {
+		return err
+	}
+	contributes := h.Kind == Contrib || h.Kind == Empty
+	if contributes && !h.Policy().Valid() {
+		return fmt.Errorf("unknown consistency %d", h.Contributors)
+	}
+	if !h.goodLearningRate(contributes) {
+		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
+	}
+	if h.Ahead > MaxAhead || h.Ahead > 0 && (h.Kind != Contrib && h.Kind != Sum || h.WireLen == 0) {
+		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
+	}
+	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {
+		return fmt.Errorf("tensor %d packet %d (run %d) is out of range", h.Tensor, h.Packet, h.Run)
+	}
+	return nil
+}
+
+// checkKind is the part of check for what a kind demands of its payload, where that is plain.
+func (h *Header) checkKind() error {
 	switch h.Kind {
 	case Contrib, Sum:
 		if !h.DType.Valid() || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
@@ -161,22 +196,7 @@ func (h *Header) check() error {
 			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
 		}
 	case Ask, Answer:
-		if err := h.checkAsk(); err != nil {
-			return err
-		}
-	}
-	contributes := h.Kind == Contrib || h.Kind == Empty
-	if contributes && !h.Policy().Valid() {
-		return fmt.Errorf("unknown consistency %d", h.Contributors)
-	}
-	if !h.goodLearningRate(contributes) {
-		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
-	}
-	if h.Ahead > MaxAhead || h.Ahead > 0 && (h.Kind != Contrib && h.Kind != Sum || h.WireLen == 0) {
-		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
-	}
-	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {
-		return fmt.Errorf("tensor %d packet %d (run %d) is out of range", h.Tensor, h.Packet, h.Run)
+		return h.checkAsk()
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 		"ahead out of range":   {real()[1], func(h *Header) { h.Ahead = 1 }, "range"},
 		"flag beyond":          {contrib, func(h *Header) { h.Flags = flagEnd }, "flags"},
 		"operation":            {contrib, func(h *Header) { h.Op = opEnd }, "operation"},
-		"codec":                {contrib, func(h *Header) { h.Codec = 1 }, "codec"},
+		"codec":                {contrib, func(h *Header) { h.Codec = codecEnd }, "codec"},
 		"raw beyond a packet":  {contrib, func(h *Header) { h.RawLen = PacketBytes + 4 }, "at most"},
 		"wire beyond a packet": {contrib, func(h *Header) { h.WireLen = PacketBytes + 4 }, "at most"},
 		"wire of 4 GB":         {contrib, func(h *Header) { h.WireLen = math.MaxUint32 }, "at most"},

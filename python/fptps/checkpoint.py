@@ -31,7 +31,7 @@ from .arrays import locate
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
-    from .worker import KVWorker
+    from ._store import Store
 
 VERSION: Final = 1
 PACKET: Final = 16384
@@ -91,6 +91,8 @@ class Tensor:
     shape: list[int]
     dtype: str
     nbytes: int
+    packet: int
+    """Bytes of it that are in each packet, but for the last."""
     consistency: str
     optimizer: dict[str, Any] | None
     clock: list[int]
@@ -101,8 +103,8 @@ class Tensor:
             return []
         saved = SAVED_AS.get(self.dtype, "U8")
         shape = self.shape if self.dtype in SAVED_AS else [self.nbytes]
-        packets = -(-self.nbytes // PACKET)
-        packet = PACKET * math.prod(shape) * WIDTHS[saved] // self.nbytes
+        packets = -(-self.nbytes // self.packet)
+        packet = self.packet * math.prod(shape) * WIDTHS[saved] // self.nbytes
         value = Array(str(key), VALUE, saved, shape, packet)
         if self.optimizer is None:
             return [value]
@@ -117,7 +119,7 @@ class Tensor:
         ]
 
 
-def save(worker: KVWorker, path: str | os.PathLike[str]) -> None:
+def save(worker: Store, path: str | os.PathLike[str]) -> None:
     """Writes all that the aggregators keep; the old file stays until the new one is whole."""
     tensors = {key: _describe(worker, key, worker.clock(key)) for key in worker._makers}
     arrays = {key: tensor.arrays(key) for key, tensor in tensors.items()}
@@ -136,7 +138,7 @@ def save(worker: KVWorker, path: str | os.PathLike[str]) -> None:
                     progress.made(end - begin)
 
 
-def load(worker: KVWorker, path: str | os.PathLike[str]) -> None:
+def load(worker: Store, path: str | os.PathLike[str]) -> None:
     """Gives the aggregators what save() has written. All is checked before anything is changed."""
     from safetensors import SafetensorError, safe_open
 
@@ -149,8 +151,10 @@ def load(worker: KVWorker, path: str | os.PathLike[str]) -> None:
         raise CheckpointError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
 
 
-def refresh(worker: KVWorker, key: int) -> None:
+def refresh(worker: Store, key: int) -> None:
     """Makes what the aggregators keep of a key what pull() gives on this worker."""
+    if key in worker._tables:
+        return  # of which no worker keeps anything
     array = worker._makers[key]()
     dtype, address, nbytes, _ = locate(array, write=True)
     try:
@@ -163,12 +167,12 @@ def refresh(worker: KVWorker, key: int) -> None:
     worker._core.keep(worker._usable(), key, dtype, address, nbytes)
 
 
-def _describe(worker: KVWorker, key: int, clock: list[int]) -> Tensor:
+def _describe(worker: Store, key: int, clock: list[int]) -> Tensor:
     info = json.loads(worker._core.tensor_info(worker._usable(), key))
     if info["dtype"].startswith("quant") and info["consistency"] != "sync":
         raise TypeError(f"key {key} holds quantised codes, which cannot be saved")
     shape = [int(n) for n in worker._makers[key]().shape]
-    return Tensor(shape, info["dtype"], info["bytes"], info["consistency"], info["optimizer"], clock)
+    return Tensor(shape, info["dtype"], info["bytes"], info["packet"], info["consistency"], info["optimizer"], clock)
 
 
 def _header(tensors: dict[int, Tensor], arrays: dict[int, list[Array]]) -> bytes:
@@ -184,7 +188,7 @@ def _header(tensors: dict[int, Tensor], arrays: dict[int, list[Array]]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def _fetch(worker: KVWorker, key: int, number: int, first: int, count: int, nbytes: int) -> np.ndarray[Any, Any]:
+def _fetch(worker: Store, key: int, number: int, first: int, count: int, nbytes: int) -> np.ndarray[Any, Any]:
     memory = np.empty(nbytes, np.uint8)
     address = locate(memory, write=True).address
     worker._submit(worker._core.state, memory, key, number, first, count, address, nbytes).wait()
@@ -208,7 +212,7 @@ def _read(path: str | os.PathLike[str], file: Any) -> dict[int, Tensor]:
         raise CheckpointError(f"{os.fspath(path)} has a description that cannot be read: {error!r}") from error
 
 
-def _check(worker: KVWorker, path: str | os.PathLike[str], file: Any, saved: dict[int, Tensor]) -> None:
+def _check(worker: Store, path: str | os.PathLike[str], file: Any, saved: dict[int, Tensor]) -> None:
     """Raises what is wrong with the file, or does not fit the tensors of this cluster."""
     problems = [f"key {key} is not initialised here" for key in sorted(saved.keys() - worker._makers.keys())]
     problems += [f"key {key} is not in the file" for key in sorted(worker._makers.keys() - saved.keys())]
@@ -217,7 +221,7 @@ def _check(worker: KVWorker, path: str | os.PathLike[str], file: Any, saved: dic
         there, here = saved[key], _describe(worker, key, [])
         problems += [
             f"key {key} has {name} {getattr(here, name)!r}, in the file {getattr(there, name)!r}"
-            for name in ("shape", "dtype", "nbytes", "consistency")
+            for name in ("shape", "dtype", "nbytes", "packet", "consistency")
             if getattr(here, name) != getattr(there, name)
         ]
         if here.optimizer is not None and there.optimizer is None:
@@ -246,25 +250,37 @@ def _is_clock(clock: object) -> bool:
     return isinstance(clock, list) and len(clock) > 0 and all(type(n) is int and 0 <= n < 2**63 for n in clock)
 
 
-def _restore(worker: KVWorker, path: str | os.PathLike[str], file: Any, saved: dict[int, Tensor]) -> None:
+def _restore(worker: Store, path: str | os.PathLike[str], file: Any, saved: dict[int, Tensor]) -> None:
     arrays = {key: tensor.arrays(key) for key, tensor in saved.items()}
     progress = _Progress("loading", path, sum(array.nbytes for found in arrays.values() for array in found))
     for key, tensor in saved.items():
         if tensor.optimizer is not None:
             worker._submit(worker._core.set_optimizer, None, json.dumps([key]), json.dumps(tensor.optimizer)).wait()
         for array in arrays[key]:
-            memory = file.get_tensor(array.name).reshape(-1).view(np.uint8)
-            for first, count, begin, end in array.slices():
-                address = locate(memory, write=False).address + begin
+            for memory, (first, count, begin, end) in _slices(file, array):
+                address = locate(memory, write=False).address
                 worker._submit(
                     worker._core.restore, memory, key, array.number, first, count, address, end - begin
                 ).wait()
                 progress.made(end - begin)
         # Of another number of workers nobody can say who was which: all go on from the slowest.
-        same = len(tensor.clock) == worker.num_workers
-        clock = np.array(tensor.clock if same else [min(tensor.clock)] * worker.num_workers, np.uint64)
+        same = len(tensor.clock) == worker._num_workers
+        clock = np.array(tensor.clock if same else [min(tensor.clock)] * worker._num_workers, np.uint64)
         address = locate(clock, write=False).address
         worker._submit(worker._core.resume, clock, key, address, clock.nbytes).wait()
+
+
+def _slices(file: Any, array: Array) -> Iterator[tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]]:
+    """The bytes of an array and where they belong: slice by slice, but where slices cut rows all in memory at once."""
+    row = array.nbytes // array.shape[0] if array.shape else array.nbytes
+    whole = None
+    for first, count, begin, end in array.slices():
+        if begin % row == 0 and end % row == 0 and array.shape and whole is None:
+            memory = file.get_slice(array.name)[begin // row : end // row].reshape(-1).view(np.uint8)
+        else:
+            whole = file.get_tensor(array.name).reshape(-1).view(np.uint8) if whole is None else whole
+            memory = whole[begin:end]
+        yield memory, (first, count, begin, end)
 
 
 @contextlib.contextmanager

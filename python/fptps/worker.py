@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
-import numpy as np
-
-from . import checkpoint
 from . import consistency as consistencies
 from ._arguments import default_timeout, key_of, keys_text, priority_of, settings_of
+from ._store import Store
 from ._wakeup import Wakeup
 from .arrays import locate, maker
 from .errors import ClosedError, NodeLostError
@@ -42,7 +40,7 @@ _dropped: list[str] = []  # the workers of clusters that were dropped while they
 _stranded: list[object] = []  # arrays that the core may still use though nobody can learn when it no longer does
 
 
-class KVWorker:
+class KVWorker(Store):
     """A worker of a cluster: pushes tensors, and pulls their sums over all workers.
 
     A key, a whole number of 0 or more, names a tensor of a fixed size and dtype. init() declares it; then every
@@ -74,6 +72,7 @@ class KVWorker:
         self._lock = threading.Lock()  # one submission at a time: no ticket ends before it is in _live
         self._live: dict[int, Ticket[Any]] = {}  # every ticket that is not done, whose arrays have to live on
         self._makers: dict[int, Callable[[], Any]] = {}  # by key: a new array like the one of init()
+        self._tables: dict[int, Any] = {}
         self._waited = 0.0
         self._timeout = default_timeout() if timeout is None else self._seconds(timeout)
         settings = settings_of(scheduler, num_workers, num_servers, self._timeout)
@@ -238,56 +237,6 @@ class KVWorker:
         if not 0 <= lr < math.inf:
             raise ValueError(f"lr={lr!r}: a learning rate is finite and 0 or more")
         self._core.set_learning_rate(self._usable(), keys_text(keys), float(lr))
-
-    def clock(self, key: int) -> list[int]:
-        """How many rounds of each worker are applied to the tensor, by rank: to every packet of it, on every node.
-
-        Asks the nodes that sum it. Raises KeyError for a key without init().
-        """
-        clock = np.empty(self._num_workers, np.uint64)
-        address = locate(clock, write=True).address
-        self._submit(self._core.clock, clock, key_of(key), address, clock.nbytes).wait()
-        return [int(rounds) for rounds in clock]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what the aggregators keep to a safetensors file: weights, the optimisers' state, clocks.
-
-        Of a tensor that neither has an optimiser nor a consistency other than "sync" nothing outlives a round, so that
-        it is only named. Rank 0's call takes effect; the path is on its machine. All workers have to be between two
-        rounds: call barrier() before, and after where they go on at once. The old file stays until the new one is
-        whole and on the disk. Memory: some MB, whatever the size. A long save tells the log ("fptps", INFO) how far
-        it is.
-
-        Raises BusyError while a push of rank 0 is in flight, ValueError where there is nothing to save, TypeError for
-        quantised tensors, and OSError.
-        """
-        if self._rank == 0:
-            checkpoint.save(self, path)
-
-    def load(self, path: str | os.PathLike[str], timeout: float | None = None) -> None:
-        """Gives the aggregators what save() has written, optimisers included, and every worker the weights, for pull().
-
-        All workers have to call it, between two rounds, and with the same tensors initialised as at the save; the
-        numbers of workers and servers may differ. Rank 0 reads the file; the others wait for it, at most timeout
-        seconds, as with Ticket.wait(). clock() goes on from the saved one; in a cluster of another number of workers
-        each of them goes on from the slowest.
-
-        Raises on rank 0 CheckpointError for a file that is cut, foreign or does not fit, OSError for one that cannot be
-        read, and BusyError while a push is in flight; nothing is changed then, on no node. The other ranks do not learn
-        of it: they have the weights as they were.
-        """
-        seconds = self._seconds(timeout)
-        failure: Exception | None = None
-        if self._rank == 0:
-            try:
-                checkpoint.load(self, path)
-            except Exception as error:
-                failure = error  # raised when the others do not wait any more
-        self.barrier(seconds)
-        for key in self._makers:
-            checkpoint.refresh(self, key)
-        if failure is not None:
-            raise failure
 
     def barrier(self, timeout: float | None = None) -> None:
         """Waits until all workers have called it. timeout in seconds, as with Ticket.wait()."""
