@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import fptps
-from fptps import optim
+from fptps import checkpoint, optim
 
 RULES = {
     "momentum": optim.SGD(lr=0.1, momentum=0.9, nesterov=True),
@@ -52,10 +52,10 @@ def train(kv, dtype, steps):
 
 
 def run(cluster, work, *arguments):
-    """Runs work on a cluster of (workers, servers), alone where there are none."""
+    """Runs work on a cluster of (workers, servers), with lanes, or alone."""
     if cluster is None:
         return [work(*arguments)]
-    return fptps.LocalCluster(*cluster).run(work, *arguments)
+    return fptps.LocalCluster(*cluster, environment={"FPTPS_LINK_RATE": "40gbit"}).run(work, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,17 @@ def test_what_is_saved_is_asked_for(tmp_path, alone, key):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_long_save_tells_how_far_it_is(tmp_path, alone, key, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint, "PROGRESS_S", 0)
+    alone.init(key, np.zeros(5_000_000, np.float32), consistency="async")
+    with caplog.at_level("INFO", "fptps"):
+        alone.save(tmp_path / "file")
+        alone.load(tmp_path / "file")
+    verbs = [record.getMessage().split(f" {tmp_path}")[0] for record in caplog.records]
+    assert verbs == ["saving"] * 3 + ["loading"] * 3  # 8 MB at a time
+    assert "20 of 20 MB" in caplog.text
+
+
 def test_a_push_in_flight(tmp_path, pair, key):
     in_threads(*[lambda kv=kv: kv.init(key, np.zeros(3)) for kv in pair])
     pair[0].set_optimizer(optim.SGD(), keys=[key])
@@ -259,8 +270,6 @@ def test_a_push_in_flight(tmp_path, pair, key):
 @pytest.mark.parametrize("victim", ["worker 0", "server 0"])
 def test_a_kill_leaves_the_old_file(tmp_path, gate, victim, moment):
     def work(path):
-        from fptps import checkpoint
-
         with fptps.KVWorker() as kv:
             begin(kv, np.float32, RULES["adam"])
             train(kv, np.float32, range(2))

@@ -29,7 +29,10 @@ def embedding(rank, rows=ROWS, columns=COLUMNS, dtype=np.float32):
     return np.random.default_rng(rank).integers(-99, 99, (rows, columns)).astype(dtype)
 
 
-@pytest.mark.parametrize("cluster", [(1, 1), (3, 2), (2, 0)], ids=str)
+CLUSTERS = {"1x1": (1, 1, {}), "3x2": (3, 2, {}), "2x0": (2, 0, {}), "2x1_lanes": (2, 1, {"FPTPS_LINK_RATE": "40gbit"})}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
 def test_sums_by_row_in_processes(cluster):
     def work():
         with fptps.KVWorker() as kv:
@@ -58,14 +61,15 @@ def test_sums_by_row_in_processes(cluster):
             last = kv.pull_rows(1, everything).wait()
             return wrong, last, kv.clock(0), kv.clock(1)
 
+    workers, servers, environment = CLUSTERS[cluster]
     whole = embedding(0)
-    for rank in range(cluster[0]):
+    for rank in range(workers):
         for step in range(1, 6):
             added(whole, *pushed(rank, step))
-    for wrong, last, *clocks in fptps.LocalCluster(*cluster).run(work):
+    for wrong, last, *clocks in fptps.LocalCluster(workers, servers, environment=environment).run(work):
         assert wrong == []
         assert np.array_equal(last, whole)
-        assert clocks == [[5] * cluster[0]] * 2
+        assert clocks == [[5] * workers] * 2
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float64", "complex64"])

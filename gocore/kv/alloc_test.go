@@ -47,7 +47,7 @@ func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store
 		t.Fatal(err)
 	}
 	w := NewWorker(WorkerConfig{
-		Plan: shares, Plane: l, Tickets: NewTickets(),
+		Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
 		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) },
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}

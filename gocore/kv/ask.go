@@ -15,6 +15,7 @@ import (
 type ask struct {
 	of     *inquiry
 	node   uint32
+	lane   int
 	header wire.Header // what is asked; the number is filled in
 	data   []byte
 	into   []byte // where the answer's payload goes, all of it; nil: into memory of its own
@@ -93,7 +94,7 @@ func (w *Worker) put(i *inquiry, all []*ask) []sending {
 		w.mu.asks.last++
 		a.header.Kind, a.header.Round, a.header.Run = wire.Ask, w.mu.asks.last, 1
 		w.mu.asks.open[a.header.Round] = a
-		sends[n] = sending{a.node, a.header, a.data, i}
+		sends[n] = sending{a.node, a.lane, a.header, a.data, i}
 	}
 	return sends
 }
@@ -180,16 +181,6 @@ func refusal(about, name, text string) error {
 		code, rest = string(fault.Remote), text
 	}
 	return fault.New(fault.Code(code), "%s: %s: %s", about, name, rest)
-}
-
-// owners is the aggregators of a tensor, each once.
-func (t *tensor) owners() []uint32 {
-	nodes := make([]uint32, len(t.runs))
-	for i, run := range t.runs {
-		nodes[i] = run.Node
-	}
-	slices.Sort(nodes)
-	return slices.Compact(nodes)
 }
 
 // explainInquiry says in one line what an inquiry waits for.

@@ -75,7 +75,7 @@ func (c *cluster) slow(rng *rand.Rand) (end func()) {
 		a.plane = wrap(a.plane)
 	}
 	for _, w := range c.workers {
-		w.Plane = wrap(w.Plane)
+		w.Lanes[0] = wrap(w.Lanes[0])
 	}
 	return func() {
 		for _, p := range planes {

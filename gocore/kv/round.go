@@ -111,7 +111,7 @@ func (t *tensor) begin(o *operation) []sending {
 		}
 		from := uint64(run.First) * wire.PacketBytes
 		data := o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
-		out = append(out, sending{run.Node, t.header(wire.Contrib, o, run.First), data, o})
+		out = append(out, sending{run.Node, run.Lane, t.header(wire.Contrib, o, run.First), data, o})
 	}
 	o.queued.Add(int32(len(out)))
 	return out
@@ -123,7 +123,7 @@ func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 		h := t.header(wire.Empty, o, run.First)
 		h.Run = min(end-run.First, wire.MaxRun)
 		h.RawLen = uint32(wire.PacketLen(t.size, run.First+h.Run-1))
-		out = append(out, sending{run.Node, h, nil, o})
+		out = append(out, sending{run.Node, run.Lane, h, nil, o})
 	}
 	return out
 }
@@ -146,6 +146,7 @@ func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header 
 // when the worker's lock is free.
 type sending struct {
 	node   uint32
+	lane   int
 	header wire.Header
 	data   []byte
 	owner  transport.Releaser
@@ -161,12 +162,15 @@ func (t *tensor) wants(node uint32, h *wire.Header) bool {
 }
 
 // owner is the node that sums a packet.
-func (t *tensor) owner(packet uint32) uint32 {
+func (t *tensor) owner(packet uint32) uint32 { return t.run(packet).Node }
+
+// run is the run that a packet is in.
+func (t *tensor) run(packet uint32) plan.Run {
 	i := 0
 	for t.runs[i].First+t.runs[i].Count <= packet {
 		i++
 	}
-	return t.runs[i].Node
+	return t.runs[i]
 }
 
 // arrived notes that the sum of packet h is in landed (nil: it is all zeros, or

@@ -87,7 +87,7 @@ func (t *tensor) beginRows(o *operation) (out []sending) {
 			out = t.zeros(o, gap(run, next, p.packet), out)
 			h := t.header(wire.Contrib, o, p.packet)
 			h.RawLen = uint32(p.raw)
-			out = append(out, sending{run.Node, h, p.data, o})
+			out = append(out, sending{run.Node, run.Lane, h, p.data, o})
 			next = p.packet + 1
 		}
 		out = t.zeros(o, gap(run, next, end), out)
@@ -290,7 +290,8 @@ func (t *tensor) appendRow(data []byte, places []int, values []byte) []byte {
 func (t *tensor) questions(rows []int64, priority int32) (all []*ask) {
 	b := t.table
 	b.eachPacket(rows, func(packet int, places []int) {
-		a := &ask{node: t.owner(uint32(packet)), rows: places, header: wire.Header{
+		run := t.run(uint32(packet))
+		a := &ask{node: run.Node, lane: run.Lane, rows: places, header: wire.Header{
 			Op: wire.AskRows, Codec: wire.CodecRows, Tensor: t.id, Packet: uint32(packet), Priority: priority,
 		}}
 		for i, place := range places {
@@ -320,5 +321,5 @@ func (b *table) scatter(a *ask, rows []int64, answer, out []byte) error {
 
 // gap is the packets of a run from one to before another.
 func gap(run plan.Run, from, to uint32) plan.Run {
-	return plan.Run{Node: run.Node, First: from, Count: to - from}
+	return plan.Run{Node: run.Node, First: from, Count: to - from, Lane: run.Lane}
 }

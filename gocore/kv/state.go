@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/store"
@@ -89,7 +90,8 @@ func (t *tensor) parts(op wire.Op, array int, first, count uint32, memory []byte
 
 // part is the ask for one part of a packet's state.
 func (t *tensor) part(op wire.Op, packet uint32, part uint16, memory []byte) *ask {
-	a := &ask{node: t.owner(packet), header: wire.Header{
+	run := t.run(packet)
+	a := &ask{node: run.Node, lane: run.Lane, header: wire.Header{
 		Op: op, Tensor: t.id, Packet: packet, Contributors: part, RawLen: uint32(len(memory)), Priority: math.MinInt32,
 	}}
 	if op == wire.AskState {
@@ -100,10 +102,14 @@ func (t *tensor) part(op wire.Op, packet uint32, part uint16, memory []byte) *as
 	return a
 }
 
-// everywhere is the same ask of each of the tensor's aggregators.
+// everywhere is the same ask of each of the tensor's aggregators: every lane of a node is one.
 func (t *tensor) everywhere(op wire.Op, data []byte) (all []*ask) {
-	for _, node := range t.owners() {
-		all = append(all, &ask{node: node, header: wire.Header{Op: op, Tensor: t.id, Priority: math.MaxInt32}, data: data})
+	h := wire.Header{Op: op, Tensor: t.id, Priority: math.MaxInt32}
+	for _, run := range t.runs {
+		asked := func(a *ask) bool { return a.node == run.Node && a.lane == run.Lane }
+		if !slices.ContainsFunc(all, asked) {
+			all = append(all, &ask{node: run.Node, lane: run.Lane, header: h, data: data})
+		}
 	}
 	return all
 }
