@@ -207,7 +207,7 @@ def test_a_report_of_runs(tmp_path: Path) -> None:
         "MB from PS": "8.0",
         "MB / message": "2.000",
     }
-    assert dict(zip(header, other))["to 97 %"] == "- in - s"
+    assert dict(zip(header, other))["to 97 %"] == "-"
     assert (tmp_path / "out" / "table.md").read_text() == done.stdout
     for picture in ("curves.png", "communication.png"):
         assert (tmp_path / "out" / picture).read_bytes()[:4] == b"\x89PNG"
@@ -236,3 +236,14 @@ def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "is not the folder of a run that has ended" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_reproduction_tells_at_once_what_data_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    command = [sys.executable, OSP / "reproduce.py", "--mnist", fake_mnist(tmp_path / "mnist")]
+    command += ["--cifar10", tmp_path / "cifar10"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "data_batch_1 is not there" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""  # nothing was run

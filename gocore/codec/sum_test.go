@@ -55,7 +55,9 @@ func TestSumOfBlocks(t *testing.T) {
 	})
 }
 
-func statedRange(block []byte) float32 { return math.Float32frombits(binary.NativeEndian.Uint32(block[4:])) }
+func statedRange(block []byte) float32 {
+	return math.Float32frombits(binary.NativeEndian.Uint32(block[4:]))
+}
 
 // The same sum is quantised many times: the mean has to be within 5 standard errors of it.
 func TestASumIsRoundedWithoutBias(t *testing.T) {
