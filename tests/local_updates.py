@@ -72,6 +72,7 @@ def train(workers, make, first_key=0, until=None, resume=None):
         if resume:
             model.load_state_dict(resume[rank]["model"])
             local.load_state_dict(resume[rank]["local"])
+            assert_same_state(local.state_dict(), resume[rank]["local"])
             number = resume[rank]["number"]
 
         def sent(steps):
@@ -113,6 +114,22 @@ def put(tensors, vector):
     for t in tensors:
         t.copy_(vector[: t.numel()].view(t.shape))
         vector = vector[t.numel() :]
+
+
+def assert_same_state(got, wanted):
+    """Of nested dicts, lists and tensors."""
+    if isinstance(wanted, torch.Tensor):
+        assert torch.equal(got, wanted)
+    elif isinstance(wanted, dict):
+        assert got.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert_same_state(got[key], value)
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted)
+        for pair in zip(got, wanted):
+            assert_same_state(*pair)
+    else:
+        assert got == wanted
 
 
 def assert_all_hold_the_same(run):
