@@ -7,7 +7,7 @@ import random
 import pytest
 
 pytest.importorskip("torch")
-from fptps.torch.local.algorithm import Act, Algorithm, cut, decide  # noqa: E402
+from fptps.torch.local.algorithm import Act, Algorithm, cut, decide
 
 pytestmark = pytest.mark.demo
 

@@ -92,9 +92,7 @@ def by_the_equations_of_streaming(rounds, fragments, steps, delay, mixing):
     ("fragments", "steps", "delay", "mixing"),
     [(3, 4, 2, 0.5), (2, 3, 3, 0.25), (3, 2, 0, 0.0), (1, 4, 1, 0.5)],
 )
-def test_streaming_follows_its_equations(
-    cluster, first_key, fragments, steps, delay, mixing, quantizer, tolerance
-):
+def test_streaming_follows_its_equations(cluster, first_key, fragments, steps, delay, mixing, quantizer, tolerance):
     settings = {"fragments": fragments, "steps": steps, "delay": delay, "mixing": mixing, "quantizer": quantizer}
     run = train(
         cluster, lambda *a: StreamingDiLoCo(*a[:3], total_steps=100, outer=OUTER, first_key=a[3], **settings), first_key

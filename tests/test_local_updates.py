@@ -31,6 +31,7 @@ from fptps.torch.local.exchange import Exchange  # noqa: E402
 
 pytestmark = pytest.mark.demo
 
+
 @pytest.fixture
 def scripted(monkeypatch):
     """Whether a sum is here no longer depends on the network, but on a dice of each process."""

@@ -126,6 +126,19 @@ def test_models(name: str, channels: int, size: int, parameters: int) -> None:
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
 
 
+def test_alexnet_begins_with_signals_that_reach_its_end() -> None:
+    import models
+    import torch
+
+    x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model = models.build("AlexNet", x[:1], seed=1)
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x)
+            if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear)):
+                assert x.std() > 0.1  # with PyTorch's own weights the last ones have 0.01
+
+
 def test_schedules(tmp_path: Path) -> None:
     import config
     import schedules

@@ -1,4 +1,4 @@
-"""Joins a cluster: that of `fptps run`, that of processes started by hand, or that of those left when a worker is lost."""
+"""Joins a cluster: of `fptps run`, of processes started by hand, or of those that are left when a worker is lost."""
 
 from __future__ import annotations
 

@@ -90,11 +90,13 @@ def draw_communication(runs: list[Run], path: Path) -> None:
         times.bar_label(bars, fmt="%.3f", fontsize=8)
     times.set_xticks([p + 0.2 for p in places], names, rotation=20)
     times.set(ylabel="seconds of a round (mean)")
+    times.margins(y=0.1)
     times.legend()
     bars = sizes.bar(names, [run.per_round("bytes_sent") / 1e6 for run in runs], 0.6)
     sizes.bar_label(bars, fmt="%.2f", fontsize=8)
     sizes.set_xticks(list(places), names, rotation=20)
     sizes.set(ylabel="MB of a message, and of a sum")
+    sizes.margins(y=0.1)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

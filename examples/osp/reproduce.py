@@ -70,7 +70,7 @@ COMPARED = {
 SHOWN = {
     "8-workers": Piece("LOSP", 8, SHORT),
     "16-workers": Piece("LOSP", 16, SHORT),
-    "AlexNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "AlexNet"}),
+    "AlexNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "AlexNet", "all_iterations": 2000}),
     "ResNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "ResNet"}),
 }
 QUARTER = {"initial_lr": 0.025, "gamma": 0.0375, "all_iterations": 10_000}
@@ -141,7 +141,8 @@ def write_page(compared: list[Run], shown: list[Run], slower: list[Run]) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="repeats the experiments of docs/osp.md")
-    parser.add_argument("names", nargs="*", metavar="RUN", help=f"some of: {', '.join(PIECES)} [the first {len(DEFAULT)}]")
+    names = f"some of: {', '.join(PIECES)} [the first {len(DEFAULT)}]"
+    parser.add_argument("names", nargs="*", metavar="RUN", help=names)
     parser.add_argument("--mnist", type=Path, required=True, help="folder of MNIST's four *-ubyte.gz files")
     parser.add_argument("--cifar10", type=Path, help="the folder cifar-10-batches-py [its two runs are left out]")
     args = parser.parse_args()

@@ -35,8 +35,8 @@ def run(workers: int, servers: int, keep_going: bool, program: tuple[str, ...]) 
 
     Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment. Lines of
     output carry role and rank. When one process fails the others get 5 s to end by themselves; with --keep-going, for
-    programs that make a new cluster without it, they may take as long as they like, and find FPTPS_KEEP_GOING=1 in their
-    environment. The exit code is that of the worst process; Ctrl-C and SIGTERM end all of them.
+    programs that make a new cluster without it, they run on, and find FPTPS_KEEP_GOING=1 in their environment. The
+    exit code is that of the worst process; Ctrl-C and SIGTERM end all of them.
 
     \b
         fptps run -n 2 -s 1 python train.py --epochs 3

@@ -157,8 +157,8 @@ class Ending:
 class Supervisor:
     """Runs processes to their end: passes on their output, and ends all of them when one fails.
 
-    keep_going: the others run on when one fails; the run ends when all workers have ended. Each process leads a process group of its own, which ends with it. None outlives the thread that calls run(), even
-    if that is killed.
+    Each process leads a process group of its own, which ends with it. None outlives the thread that calls run(), even
+    if that is killed. keep_going: the others run on when one fails; the run ends when all workers have ended.
     """
 
     def __init__(

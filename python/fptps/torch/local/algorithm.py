@@ -85,7 +85,7 @@ def decide(algorithm: Algorithm, steps: int, in_flight: bool, arrived: bool) -> 
 
 
 class Center:
-    """The global model w, or a fragment of it, and how it moves. Equal, bit for bit, wherever the same means are applied.
+    """The global model w, or a fragment, and how it moves. Equal, bit for bit, wherever the same means are applied.
 
     w: is written to.
     """
