@@ -73,7 +73,7 @@ SHOWN = {
     "AlexNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "AlexNet", "all_iterations": 2000}),
     "ResNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "ResNet"}),
 }
-QUARTER = {"initial_lr": 0.025, "gamma": 0.0375, "all_iterations": 10_000}
+QUARTER = {"initial_lr": 0.025, "gamma": 0.0375, "all_iterations": 9000}
 SLOWER = {
     "localSGD-0.025": Piece("localSGD", changes=QUARTER),
     "OSP-0.025": Piece("OSP", changes=QUARTER),
