@@ -226,6 +226,29 @@ def test_a_report_of_runs(tmp_path: Path) -> None:
         assert (tmp_path / "out" / picture).read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_claims(tmp_path: Path) -> None:
+    import runs
+    from claims import claims
+
+    scores = {"localSGD": [0.5, 0.98], "OSP": [0.97, 0.96], "LOSP": [0.9, 0.965], "DQLOSP-8": [0.5, 0.963]}
+    scores["DQLOSP-16"] = [0.5, None, 0.967]
+    for name, accuracies in scores.items():
+        fake_run(tmp_path / name, accuracies)
+    lines = claims({name: runs.read(tmp_path / name) for name in scores}).splitlines()[2:]
+    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [row[1:] for row in told] == [
+        ["4", "2", "**no**"],
+        ["1", "2", "yes"],
+        ["0.125", "0.0125", "**no**"],
+        ["0.96", "0.965", "yes"],
+        ["0.96", "0.965", "yes"],
+        *2 * [["1", "0.27", "**no**"]],
+        ["0.2", "0.5", "yes"],
+        *2 * [["1", "0.52", "**no**"]],
+        ["0.2", "0.5", "yes"],
+    ]
+
+
 def fake_run(folder: Path, accuracies: list[float | None]) -> None:
     folder.mkdir()
     rounds, messages = [], []
@@ -237,7 +260,7 @@ def fake_run(folder: Path, accuracies: list[float | None]) -> None:
             messages.append({"round": number, "rank": rank, "iterations": 5, "bytes_sent": 2_000_000, **times})
     summary = {"iterations": 20, "rounds": 2, "test_accuracy": accuracies[-1], "training_s": 3.5}
     summary |= {"bytes_workers_to_ps": 8_000_000, "bytes_ps_to_workers": 8_000_000}
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"all_iterations": 20}))
     (folder / "summary.json").write_text(json.dumps(summary))
     for name, lines in (("rounds", rounds), ("messages", messages)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -41,7 +41,8 @@ class Ps:
         local.round, local.iterations = self.round, self.iterations
         self.records.start()
         total = self.config.all_iterations
-        with tqdm(total=total, initial=self.iterations, desc=self.algorithm, unit="it", mininterval=0.5) as bar:
+        # So narrow that it fits, behind `fptps run`'s "[worker 0] ", into a terminal of 80 columns.
+        with tqdm(total=total, initial=self.iterations, desc=self.algorithm, unit="it", ncols=68) as bar:
             while not local.finished:
                 local.follow()
                 self._record(link, local)

@@ -111,7 +111,7 @@ def run(name: str, data: Path) -> None:
 
 
 def write_page(compared: list[Run], shown: list[Run], slower: list[Run]) -> None:
-    """The figures of docs/osp.md. slower: of SLOWER, or none."""
+    """The figures of docs/osp.md. shown, slower: those of SHOWN and of SLOWER that there are."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     report.draw_curves(compared, PICTURES / "curves.png")
     report.draw_communication(compared, PICTURES / "communication.png")
@@ -128,7 +128,7 @@ def write_page(compared: list[Run], shown: list[Run], slower: list[Run]) -> None
     ]
     if shown:
         figures += ["Short runs, to show that they work:", report.table(shown)]
-    if slower:
+    if len(slower) == len(SLOWER):
         rates = [each for each in compared if each.name in ("localSGD", "OSP")] + slower
         figures += [
             "localSGD and OSP at eta 0.1, and at a quarter of it: iterations and seconds to an accuracy:",
