@@ -128,30 +128,60 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	if err != nil {
 		return err
 	}
+	if err := tr.Divide(lanesOf(view)); err != nil {
+		return err
+	}
+	lanes := make([]kv.DataPlane, lanesOf(view))
+	for i := range lanes {
+		lanes[i] = tr.Lane(i)
+	}
+	var worker *kv.Worker
+	if n.config.Role == cluster.RoleWorker {
+		worker = n.newWorker(view, shares, lanes)
+	}
+	if err := n.own(func() { n.mu.worker, n.mu.view = worker, view }); err != nil {
+		return err
+	}
+	dial, accept := connections(view, shares)
+	self := transport.Identity{ID: uint32(view.Self), Incarnation: view.Me().Incarnation, Token: view.Token}
+	tr.Start(self, incarnations(view, accept), ratesOf(view, shares), n.handlers(view, shares, worker, lanes)...)
+	for i := range lanes {
+		if err := n.meet(ctx, tr.Lane(i), view, dial, accept); err != nil {
+			return err
+		}
+		dial = slices.DeleteFunc(dial, func(id int) bool { return id == wire.SchedulerID }) // which has one lane
+	}
+	return nil
+}
+
+// handlers is what this node does with packets, lane by lane: a packet has its lane on
+// all nodes, so that each lane sums its own.
+func (n *Node) handlers(view cluster.View, shares *plan.Plan, worker *kv.Worker, lanes []kv.DataPlane) []transport.Handler {
 	workers := []uint32{}
 	for _, m := range view.Workers() {
 		workers = append(workers, uint32(m.ID))
 	}
-	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
-	if slices.Contains(shares.Aggregators(), handler.Self) {
-		handler.Aggregator = kv.NewAggregator(workers, tr, n.config.WholeSums, n.log)
+	var all []transport.Handler
+	for _, lane := range lanes {
+		h := &kv.Handler{Self: uint32(view.Self), Worker: worker, OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
+		if slices.Contains(shares.Aggregators(), h.Self) {
+			h.Aggregator = kv.NewAggregator(workers, lane, n.config.WholeSums, n.log)
+		}
+		all = append(all, h)
 	}
-	if n.config.Role == cluster.RoleWorker {
-		handler.Worker = n.newWorker(view, shares, tr)
-	}
-	if err := n.own(func() { n.mu.worker, n.mu.view = handler.Worker, view }); err != nil {
-		return err
-	}
-	dial, accept := connections(view, shares)
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, accept), ratesOf(view, shares), handler)
+	return all
+}
+
+// meet makes the connections of one lane.
+func (n *Node) meet(ctx context.Context, lane *transport.Transport, view cluster.View, dial, accept []int) error {
 	for _, id := range dial {
 		m := view.Member(id)
 		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
-		if err := tr.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
+		if err := lane.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
 			return err
 		}
 	}
-	return tr.Await(ctx, toUint32(append(dial, accept...)))
+	return lane.Await(ctx, toUint32(slices.Concat(dial, accept)))
 }
 
 // connectScheduler makes the one data connection of a node in a cluster with programs
@@ -177,9 +207,9 @@ func (n *Node) connectScheduler(ctx context.Context, tr *transport.Transport, vi
 }
 
 // newWorker makes the key-value store of a worker.
-func (n *Node) newWorker(view cluster.View, shares *plan.Plan, tr *transport.Transport) *kv.Worker {
+func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPlane) *kv.Worker {
 	return kv.NewWorker(kv.WorkerConfig{
-		Rank: view.Rank(), Plan: shares, Plane: tr, Tickets: n.Tickets, Log: n.log,
+		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log,
 		Declare: n.post().Declare,
 		Name:    func(node uint32) string { return cluster.Name(int(node)) },
 	})
