@@ -19,6 +19,7 @@ type app struct {
 	*ps.Customer
 	mu   sync.Mutex
 	kept ps.KVs
+	told ps.Event // that kept is of
 }
 
 // OpenPS is Open for a program of ps-lite's classes: it is the program that ends a
@@ -141,6 +142,7 @@ type event struct {
 	Bytes     int    `json:"bytes"` // of the values
 	DType     int    `json:"dtype"`
 	Lens      int    `json:"lens"`
+	Landed    bool   `json:"landed"` // of a result: the values are in the caller's array
 	Error     string `json:"error"` // of a result: code and text
 }
 
@@ -164,14 +166,17 @@ func PSNext(h, number, customer, ms int64) (told string, err error) {
 	case e.Response != nil:
 		out = eventOf("response", e.Response)
 	default:
-		out, kept = event{Kind: "result", Timestamp: e.Result.Timestamp}, e.Result.KVs
+		out, kept = event{Kind: "result", Timestamp: e.Result.Timestamp, Landed: e.Result.Landed}, e.Result.KVs
 		if e.Result.Err != nil {
 			out.Error = string(fault.CodeOf(e.Result.Err)) + ": " + strings.ToValidUTF8(e.Result.Err.Error(), "?")
 		}
 	}
 	out.Keys, out.Bytes, out.DType, out.Lens = len(kept.Keys), len(kept.Vals), int(kept.DType), len(kept.Lens)
+	if out.Landed {
+		kept.Vals = nil // the caller's memory may go any time
+	}
 	a.mu.Lock()
-	a.kept = kept
+	a.kept, a.told = kept, e
 	a.mu.Unlock()
 	return marshal(out)
 }
@@ -192,12 +197,13 @@ func PSTake(h, number, customer int64, keys, values, lens uintptr) (zero int64, 
 		return 0, err
 	}
 	a.mu.Lock()
-	k := a.kept
-	a.kept = ps.KVs{}
+	k, e := a.kept, a.told
+	a.kept, a.told = ps.KVs{}, ps.Event{}
 	a.mu.Unlock()
 	copy(memory[uint64](keys, int64(len(k.Keys))), k.Keys)
 	copy(memory[byte](values, int64(len(k.Vals))), k.Vals)
 	copy(memory[int32](lens, int64(len(k.Lens))), k.Lens)
+	a.Done(e)
 	return 0, nil
 }
 
@@ -235,8 +241,8 @@ func PSRequest(h, number, customer, head int64, body uintptr, bytes, to int64) (
 }
 
 // PSExchange pushes (flag 1), pulls (flag 2) or both, and names the request. The
-// arrays are not used after the return.
-func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64) (timestamp int64, err error) {
+// arrays are not used after the return, but out, unless that is 0: it may be filled until the request has ended.
+func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64, out uintptr, length int64) (timestamp int64, err error) {
 	defer failed(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
@@ -245,7 +251,7 @@ func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys
 	if err := fits(command, priority); err != nil {
 		return 0, err
 	}
-	ts, err := a.Exchange(flags&1 != 0, flags&2 != 0, kvs(dtype, keys, count, values, bytes, lens, lengths), int32(command), int32(priority))
+	ts, err := a.Exchange(flags&1 != 0, flags&2 != 0, kvs(dtype, keys, count, values, bytes, lens, lengths), memory[byte](out, length), int32(command), int32(priority))
 	return int64(ts), err
 }
 

@@ -74,8 +74,8 @@ func (m *mail) known(e *van.Envelope) (Member, bool) {
 	return from, from.PSLite() || subtle.ConstantTimeCompare(e.Meta.GetToken(), m.view.Token[:]) == 1
 }
 
-// isMail tells an application's message from the cluster's own.
-func isMail(m *pspb.Meta) bool {
+// IsMail tells an application's message from the cluster's own.
+func IsMail(m *pspb.Meta) bool {
 	_, failure := m.GetOwn().(*pspb.Meta_Failure)
 	return m.GetControl().GetCmd() == 0 && (m.GetOwn() == nil || failure)
 }

@@ -180,14 +180,14 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		return
 	}
 	from, known := p.mail.known(e)
-	if !known || from.ID != wire.SchedulerID && !isMail(e.Meta) {
+	if !known || from.ID != wire.SchedulerID && !IsMail(e.Meta) {
 		p.stray(e.From)
 		return
 	}
 	if from.ID == wire.SchedulerID {
 		p.heard = now
 	}
-	if isMail(e.Meta) {
+	if IsMail(e.Meta) {
 		p.events.message(from, e)
 		return
 	}

@@ -138,7 +138,7 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 		return
 	}
 	sender.heard = now
-	if isMail(m) {
+	if IsMail(m) {
 		s.do(Deliver{From: sender.Member})
 		return
 	}

@@ -13,7 +13,6 @@ import (
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 	"fptps/gocore/van"
-	"fptps/gocore/wire"
 )
 
 // runMember brings a worker or a server into its cluster: listen, ADD_NODE,
@@ -30,12 +29,7 @@ func (n *Node) runMember() error {
 		return err
 	}
 	n.Office.Join(post)
-	if view := post.View(); view.PSLite() {
-		err = n.connectScheduler(ctx, tr, view)
-	} else {
-		err = n.connect(ctx, tr, view)
-	}
-	if err != nil {
+	if err := n.connect(ctx, tr, post.View()); err != nil {
 		return err
 	}
 	if err := n.allHere(ctx, post); err != nil {
@@ -122,28 +116,32 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 	}
 }
 
-// connect builds what this node does with data, and its connections.
+// connect builds what this node does with data, and its connections. Where programs of ps-lite are in the cluster,
+// no tensors travel; messages still do, between the nodes that are fptps's.
 func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluster.View) error {
-	shares, err := sharesOf(view)
-	if err != nil {
-		return err
-	}
-	workers := []uint32{}
-	for _, m := range view.Workers() {
-		workers = append(workers, uint32(m.ID))
-	}
 	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
-	if slices.Contains(shares.Aggregators(), handler.Self) {
-		handler.Aggregator = kv.NewAggregator(workers, tr, n.config.WholeSums, n.log)
-	}
-	if n.config.Role == cluster.RoleWorker {
-		handler.Worker = n.newWorker(view, shares, tr)
+	var aggregators []uint32 // who serves values
+	if view.PSLite() {
+		if n.config.Role == cluster.RoleWorker && !n.config.PS {
+			return fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
+		}
+		for _, m := range view.Servers() {
+			aggregators = append(aggregators, uint32(m.ID))
+		}
+	} else {
+		shares, err := sharesOf(view)
+		if err != nil {
+			return err
+		}
+		aggregators = shares.Aggregators()
+		n.prepare(handler, tr, view, shares)
 	}
 	if err := n.own(func() { n.mu.worker, n.mu.view = handler.Worker, view }); err != nil {
 		return err
 	}
-	dial, accept := connections(view, shares)
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, accept), ratesOf(view, shares), handler)
+	dial, accept := connections(view, aggregators)
+	self := transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}
+	tr.Start(self, incarnations(view, accept), ratesOf(view, aggregators), plane{handler, n.Office})
 	for _, id := range dial {
 		m := view.Member(id)
 		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
@@ -151,29 +149,26 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 			return err
 		}
 	}
-	return tr.Await(ctx, toUint32(append(dial, accept...)))
+	all := append(dial, accept...)
+	if err := tr.Await(ctx, toUint32(all)); err != nil {
+		return err
+	}
+	n.Office.Link(tr, all...)
+	return nil
 }
 
-// connectScheduler makes the one data connection of a node in a cluster with programs
-// of ps-lite: with the scheduler, unless that is one too.
-func (n *Node) connectScheduler(ctx context.Context, tr *transport.Transport, view cluster.View) error {
-	if n.config.Role == cluster.RoleWorker && !n.config.PS {
-		return fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
+// prepare makes what this node needs for tensors.
+func (n *Node) prepare(handler *kv.Handler, tr *transport.Transport, view cluster.View, shares *plan.Plan) {
+	workers := []uint32{}
+	for _, m := range view.Workers() {
+		workers = append(workers, uint32(m.ID))
 	}
-	if err := n.own(func() { n.mu.view = view }); err != nil {
-		return err
+	if slices.Contains(shares.Aggregators(), handler.Self) {
+		handler.Aggregator = kv.NewAggregator(workers, tr, n.config.WholeSums, n.log)
 	}
-	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, nil, transport.Rates{}, handler)
-	scheduler := view.Member(wire.SchedulerID)
-	if scheduler.PSLite() {
-		return nil
+	if n.config.Role == cluster.RoleWorker {
+		handler.Worker = n.newWorker(view, shares, tr)
 	}
-	address := net.JoinHostPort(scheduler.Host, strconv.Itoa(scheduler.DataPort))
-	if err := tr.Dial(ctx, wire.SchedulerID, scheduler.Incarnation, address); err != nil {
-		return err
-	}
-	return tr.Await(ctx, []uint32{wire.SchedulerID})
 }
 
 // newWorker makes the key-value store of a worker.
@@ -199,18 +194,18 @@ func sharesOf(view cluster.View) (*plan.Plan, error) {
 
 // connections says whom this node has data connections with: whom it dials, and
 // who dials it. Every node has one with the scheduler, whose end is the news of a
-// death; each worker has one with every aggregator. Of a pair the worker dials
-// the server, and the worker of higher rank dials the other worker.
-func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
+// death; each worker has one with every server and aggregator. Of a pair the worker dials
+// the server, and the worker of higher rank dials the other worker. Programs of ps-lite have none.
+func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 	me := view.Me()
 	for _, m := range view.Members {
 		switch {
-		case m.ID == me.ID:
+		case m.ID == me.ID || m.PSLite():
 		case m.Role == cluster.RoleScheduler:
 			dial = append(dial, m.ID)
 		case me.Role == cluster.RoleScheduler:
 			accept = append(accept, m.ID)
-		case !exchange(me, m, shares.Aggregators()):
+		case !exchange(me, m, aggregators) && !workerAndServer(me, m):
 		case me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID):
 			dial = append(dial, m.ID)
 		default:
@@ -221,12 +216,17 @@ func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
 	return dial, accept
 }
 
-// exchange tells whether tensors travel between two nodes: one of them is a worker
+// exchange tells whether values travel between two nodes: one of them is a worker
 // and the other sums.
 func exchange(a, b cluster.Member, aggregators []uint32) bool {
 	works := func(m cluster.Member) bool { return m.Role == cluster.RoleWorker }
 	sums := func(m cluster.Member) bool { return slices.Contains(aggregators, uint32(m.ID)) }
 	return a.ID != b.ID && (works(a) && sums(b) || works(b) && sums(a))
+}
+
+// workerAndServer tells whether two nodes are that: applications' messages travel between them.
+func workerAndServer(a, b cluster.Member) bool {
+	return a.Role == cluster.RoleWorker && b.Role == cluster.RoleServer || a.Role == cluster.RoleServer && b.Role == cluster.RoleWorker
 }
 
 func incarnations(view cluster.View, ids []int) map[uint32]uint64 {

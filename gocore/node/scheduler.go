@@ -36,8 +36,8 @@ func (n *Node) runScheduler() error {
 	case <-runner.Done():
 		return runner.Err()
 	}
-	n.Office.Join(runner)
 	n.watch(tr, runner)
+	n.Office.Join(runner)
 	if n.config.PS {
 		runner.Barrier(cluster.AllGroup, func(err error) {
 			if err == nil {
@@ -77,7 +77,8 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	n.mu.Lock()
 	n.mu.view, n.mu.hasJoined = view, true
 	n.mu.Unlock()
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, handler)
+	n.Office.Link(tr, nodes...)
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, plane{handler, n.Office})
 	go n.guard(func() error { n.expect(tr, runner, nodes); return nil })
 }
 

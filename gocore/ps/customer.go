@@ -42,6 +42,9 @@ func newCustomer(o *Office, app, id int32) *Customer {
 
 // Next waits at most timeout for an event; false when there is none, or none any more.
 func (c *Customer) Next(timeout time.Duration) (Event, bool) {
+	if e, ok := c.take(); ok {
+		return e, true
+	}
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for {
@@ -56,6 +59,20 @@ func (c *Customer) Next(timeout time.Duration) (Event, bool) {
 		if c.isClosed() {
 			return Event{}, false
 		}
+	}
+}
+
+// Done gives back the memory of an event's values, which nobody may read any more. To leave it out costs time alone.
+func (c *Customer) Done(e Event) {
+	if e.Request != nil {
+		c.office.depot.put(e.Request.lent)
+		e.Request.lent = nil
+	}
+	if e.Result != nil {
+		for _, b := range e.Result.lent {
+			c.office.depot.put(b)
+		}
+		e.Result.lent = nil
 	}
 }
 
@@ -112,6 +129,13 @@ func (c *Customer) accept(m *Message) error {
 	return nil
 }
 
+// land gives the place in an array of the caller's for the answer of a node; nil where it has none.
+func (c *Customer) land(ts int32, id, bytes int, d wire.DType, lens bool) []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.tracker.Land(ts, id, bytes, d, lens)
+}
+
 // lose ends what is asked of a node.
 func (c *Customer) lose(id int, why error) {
 	c.mu.Lock()
@@ -141,15 +165,19 @@ func (c *Customer) Close() {
 	c.wakeUp()
 }
 
-// start opens a request of nodes, unless nothing is sent any more.
-func (c *Customer) start(pull bool, asked map[int][]uint64) (int32, error) {
+// start opens a request of nodes, unless nothing is sent any more. out is nil, or where the values of a pull may go.
+func (c *Customer) start(pull bool, asked map[int][]uint64, out []byte, d wire.DType) (int32, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.failure != nil {
 		return 0, c.mu.failure
 	}
 	if len(asked) > 0 {
-		return c.mu.tracker.Start(pull, asked), nil
+		ts := c.mu.tracker.Start(pull, asked)
+		if out != nil {
+			c.mu.tracker.Fill(ts, out, d)
+		}
+		return ts, nil
 	}
 	ts := c.mu.tracker.Start(pull, map[int][]uint64{0: nil}) // nobody has to answer: it ends at once
 	for _, r := range c.mu.tracker.Lose(0, nil) {
@@ -177,7 +205,7 @@ func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
 	for _, id := range ids {
 		asked[id] = nil
 	}
-	ts, err := c.start(false, asked)
+	ts, err := c.start(false, asked, nil, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -188,8 +216,9 @@ func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
 }
 
 // Exchange pushes values, pulls them, or both. Keys and Lens are kept until the end of
-// the request, the values not beyond the return.
-func (c *Customer) Exchange(push, pull bool, k KVs, command, priority int32) (int32, error) {
+// the request, the values not beyond the return. out, where it is not nil, is an array of k.DType that may be filled
+// with the values of a pull until the end of the request; its Result tells whether it was.
+func (c *Customer) Exchange(push, pull bool, k KVs, out []byte, command, priority int32) (int32, error) {
 	if err := k.check(push); err != nil {
 		return 0, fault.New(fault.Value, "%v", err)
 	}
@@ -207,7 +236,7 @@ func (c *Customer) Exchange(push, pull bool, k KVs, command, priority int32) (in
 			asked[wire.ServerID(rank)] = part.Keys
 		}
 	}
-	ts, err := c.start(pull, asked)
+	ts, err := c.start(pull, asked, out, k.DType)
 	if err != nil {
 		return 0, err
 	}
@@ -234,13 +263,19 @@ func (c *Customer) Missing(ts int32) []string {
 // Respond answers a request. Of to only what names it is used: values and Body are
 // the answer's.
 func (c *Customer) Respond(to *Message, body []byte, k KVs) error {
+	return c.respond(to, body, k, nil)
+}
+
+// respond is Respond. The values are the caller's no longer; done is called when they are not read any more. With nil,
+// they are not used beyond the return.
+func (c *Customer) respond(to *Message, body []byte, k KVs, done func()) error {
 	if !to.Simple {
 		if err := k.check(len(k.Keys) > 0); err != nil {
 			return fault.New(fault.Value, "%v", err)
 		}
 	}
 	answer := answerTo(to)
-	answer.Body, answer.KVs = body, k
+	answer.Body, answer.KVs, answer.done = body, k, done
 	return c.answer(answer)
 }
 

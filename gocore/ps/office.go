@@ -37,6 +37,8 @@ type Office struct {
 	log    *slog.Logger
 	joined chan struct{} // closed by Join
 	post   Post          // set before joined closes
+	lines  lines         // to nodes that are reached over the data plane
+	depot  depot
 	mu     struct {
 		sync.Mutex
 		customers map[address]*Customer
@@ -59,6 +61,7 @@ type early struct {
 // NewOffice makes the office of a node that is going to join its cluster.
 func NewOffice(role cluster.Role, log *slog.Logger) *Office {
 	o := &Office{role: role, log: log, joined: make(chan struct{})}
+	o.lines.of = map[int]*line{}
 	o.mu.customers = map[address]*Customer{}
 	o.mu.logged = map[int]bool{}
 	return o
@@ -117,13 +120,18 @@ func (o *Office) forget(c *Customer) {
 	delete(o.mu.customers, address{c.App, c.ID})
 }
 
-// Deliver takes a message of a node, this one included. It never waits.
+// Deliver takes a message of a node, this one included, that came over ZeroMQ. It never waits.
 func (o *Office) Deliver(from cluster.Member, e *van.Envelope) {
+	m, err := Parse(from.ID, e.Meta, e.Data)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	m, err := Parse(from.ID, e.Meta, e.Data)
+	o.take(from.ID, m, err)
+}
+
+// take hands a message to its customer. With an error it makes no sense; m is then what is known of it, maybe nil.
+func (o *Office) take(from int, m *Message, err error) {
 	if err != nil {
-		o.reject(from.ID, err.Error())
+		o.reject(from, err.Error())
 		if m != nil {
 			o.malformed(m, err)
 		}
@@ -236,18 +244,21 @@ func (o *Office) Fail(err error) {
 	}
 }
 
+// send takes a message to its node, and is through with its values: their done is called, now or later.
 func (o *Office) send(m *Message) error {
+	defer m.release()
 	if !o.hasJoined() {
 		return fault.New(fault.Closed, "this node has not joined its cluster yet")
 	}
 	if len(m.Failure) > maxFailure {
 		m.Failure = m.Failure[:maxFailure] + "..."
 	}
+	if l := o.lines.get(m.Peer); l != nil {
+		return o.transmit(l, m)
+	}
 	meta, frames := m.Encode()
-	for _, frame := range frames {
-		if len(frame) > van.MaxFrame {
-			return fault.New(fault.Value, "%d bytes for one server in one request, at most %d", len(frame), van.MaxFrame)
-		}
+	if err := bounded(frames); err != nil {
+		return err
 	}
 	return o.post.Send(m.Peer, meta, frames...)
 }

@@ -29,6 +29,7 @@ const (
 	Missing                 // an aggregator tells a worker whom a round waits for: payload is node ids, uint32 each
 	Goodbye                 // the last packet of a connection that ends in good order
 	Rate                    // a receiver tells how fast this connection's sender may send: bytes per second in Round
+	Part                    // of an application's message (package ps): message number Round, Packet from 0
 	kindEnd
 )
 
@@ -121,6 +122,12 @@ func (h *Header) Get(b []byte) error {
 	return h.check()
 }
 
+// MayLead tells whether the header of such a packet may announce those that follow it. The first part of a message may
+// not: where the others go is not known before it has been read.
+func MayLead(k Kind, packet uint32) bool {
+	return k == Contrib || k == Sum || k == Part && packet > 0
+}
+
 // check rejects what no node sends.
 func (h *Header) check() error {
 	switch {
@@ -151,10 +158,14 @@ func (h *Header) check() error {
 		if h.WireLen != 0 {
 			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
 		}
+	case Part:
+		if h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {
+			return fmt.Errorf("part of a message of %d bytes (%d on the wire), run %d", h.RawLen, h.WireLen, h.Run)
+		}
 	case State:
 		return fmt.Errorf("state packets are not spoken yet")
 	}
-	if h.Ahead > MaxAhead || h.Ahead > 0 && (h.Kind != Contrib && h.Kind != Sum || h.WireLen == 0) {
+	if h.Ahead > MaxAhead || h.Ahead > 0 && (!MayLead(h.Kind, h.Packet) || h.WireLen == 0) {
 		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
 	}
 	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {

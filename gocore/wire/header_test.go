@@ -19,6 +19,7 @@ func real() []Header {
 		{Kind: Empty, DType: LongDouble, Tensor: 19, Packet: 20, Run: 21, Round: 22, RawLen: 32},
 		{Kind: Missing, Tensor: 23, Run: 1, Round: 24, RawLen: 8, WireLen: 8},
 		{Kind: Goodbye},
+		{Kind: Part, Packet: 25, Run: 1, Round: 26, Ahead: 1, Priority: 27, RawLen: 28, WireLen: 28},
 	}
 }
 
@@ -65,7 +66,7 @@ func TestEveryFlippedBitIsRefused(t *testing.T) {
 
 // Each of these has a right checksum: some program could send it, no node does.
 func TestWhatNoNodeSendsIsRefused(t *testing.T) {
-	contrib, sum, empty, missing, goodbye := real()[0], real()[2], real()[4], real()[5], real()[6]
+	contrib, sum, empty, missing, goodbye, part := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
 	for what, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
@@ -101,6 +102,10 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 		"missing part":         {missing, func(h *Header) { h.RawLen, h.WireLen = 7, 7 }, "missing"},
 		"missing, raw":         {missing, func(h *Header) { h.RawLen = 4 }, "missing"},
 		"goodbye, payload":     {goodbye, func(h *Header) { h.WireLen = 1 }, "goodbye"},
+		"part, hollow":         {part, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "part"},
+		"part, raw":            {part, func(h *Header) { h.RawLen = 4 }, "part"},
+		"part, run":            {part, func(h *Header) { h.Run = 2 }, "part"},
+		"first part ahead":     {part, func(h *Header) { h.Packet = 0 }, "announces"},
 		"tensor beyond":        {contrib, func(h *Header) { h.Tensor = MaxTensors }, "range"},
 		"packet beyond":        {contrib, func(h *Header) { h.Packet = MaxTensorBytes / PacketBytes }, "range"},
 		"packet wraps":         {contrib, func(h *Header) { h.Packet = math.MaxUint32 }, "range"},

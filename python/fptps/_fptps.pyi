@@ -53,6 +53,8 @@ def pybind_PSExchange(
     bytes: int,
     lens: int,
     lengths: int,
+    out: int,
+    length: int,
 ) -> int: ...
 def pybind_PSRespond(
     h: int,

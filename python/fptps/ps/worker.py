@@ -59,7 +59,7 @@ class KVWorker(SimpleApp):
 
         vals: the array to fill, of the KVWorker's dtype and as many elements as the answer; without it wait() returns a
         new one. lens: None, or an int32 array of n elements to fill with each key's number of elements. Both are filled
-        before the callback.
+        before the callback; until then, and where the request fails, vals may hold part of them.
         """
         if lens is not None and (
             not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or not lens.flags.writeable
@@ -93,35 +93,40 @@ class KVWorker(SimpleApp):
         priority: int,
     ) -> int:
         asked = keys_of(keys)
+        target = None
         if out is not None:
-            check_dtype(locate(out, write=True).dtype, self.dtype, "the array to fill")
+            target = locate(out, write=True)
+            check_dtype(target.dtype, self.dtype, "the array to fill")
         if out_lens is not None and out_lens.size != asked.size:
             raise ValueError(f"lens for {out_lens.size} keys, and there are {asked.size}")
         place = values_of(vals, self.dtype) if flags & PUSH and asked.size else NOWHERE
         sent = None if lens is None else lens_of(lens)
 
-        def finish(event: Event) -> Any:
-            return self._fill(event, asked, out, out_lens)
+        def finish(event: Event) -> Any:  # and it keeps the array to fill
+            return self._fill(event, asked, target, out_lens)
 
         with self._changed:  # its end must not be told before it is known
             timestamp = self._core.ps_exchange(
                 self._handle, *self._id, flags, cmd, priority, number_of(self.dtype), address(asked), asked.size,
                 place.address, place.nbytes, address(sent), 0 if sent is None else sent.size,
+                *((target.address, target.nbytes) if target else (0, 0)),
             )  # fmt: skip
             return self._sent(timestamp, finish if flags & PULL else None, callback)
 
-    def _fill(self, event: Event, keys: Array, out: Any, lens: Array | None) -> Any:
+    def _fill(self, event: Event, keys: Array, out: Place | None, lens: Array | None) -> Any:
         """Brings the values of an answer to where they are to be; returns them where nobody gave an array."""
         if not keys.size:
             return np.empty(0, self.dtype) if out is None else None
         check_dtype(event["dtype"], self.dtype, "the values of the answer")
         count = event["bytes"] // self.dtype.itemsize
-        target = np.empty(count, self.dtype) if out is None else out
-        place = NOWHERE if out is None and not count else locate(target, write=True)
+        made = np.empty(count, self.dtype) if out is None else None
+        place = NOWHERE if made is not None and not count else out or locate(made, write=True)
         if place.nbytes != event["bytes"]:
             raise ValueError(f"the answer has {count} values, and the array to fill another number")
-        told = np.full(keys.size, count // keys.size, np.int32)
-        self._core.ps_take(self._handle, *self._id, 0, place.address, address(told) if event["lens"] else 0)
-        if lens is not None:
+        told = np.full(keys.size, count // keys.size, np.int32) if event["lens"] or lens is not None else None
+        values = 0 if event["landed"] else place.address
+        if values or event["lens"]:
+            self._core.ps_take(self._handle, *self._id, 0, values, address(told) if event["lens"] else 0)
+        if lens is not None and told is not None:
             lens[...] = told.reshape(lens.shape)
-        return target if out is None else None
+        return made
