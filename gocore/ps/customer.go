@@ -1,13 +1,13 @@
 package ps
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
+	"fptps/gocore/latch"
 	"fptps/gocore/wire"
 )
 
@@ -23,10 +23,19 @@ type Customer struct {
 		sync.Mutex
 		tracker  Tracker
 		requests queue
-		ended    []Event // of own requests, before those of others
-		failure  error   // why nothing is sent any more; nil while all is well
+		ended    []Event           // of own requests, before those of others
+		awaited  map[int32]*ending // requests whose end is no event
+		serve    func(*Message)    // answers requests, one at a time; nil: they are events
+		serving  bool
+		failure  error // why nothing is sent any more; nil while all is well
 		closed   bool
 	}
+}
+
+// ending is what a request's end is waited for by.
+type ending struct {
+	latch.Latch
+	result *Result // set before the latch opens
 }
 
 // Event is one of: a request of a node, the response to a simple request, the end of
@@ -37,7 +46,9 @@ type Event struct {
 }
 
 func newCustomer(o *Office, app, id int32) *Customer {
-	return &Customer{App: app, ID: id, office: o, wake: make(chan struct{}, 1)}
+	c := &Customer{App: app, ID: id, office: o, wake: make(chan struct{}, 1)}
+	c.mu.awaited = map[int32]*ending{}
+	return c
 }
 
 // Next waits at most timeout for an event; false when there is none, or none any more.
@@ -106,27 +117,130 @@ func (c *Customer) wakeUp() {
 
 // accept takes a message for this customer.
 func (c *Customer) accept(m *Message) error {
+	if m.Request {
+		if c.admit(m) {
+			c.serveNow(m)
+		}
+		return nil
+	}
+	return c.answered(m)
+}
+
+// nowBytes is the longest request that is served by the goroutine that received it; longer ones would keep it from
+// receiving.
+const nowBytes = 64 << 10
+
+// admit tells whether the caller is to serve a request, at once; else it waits for its turn.
+func (c *Customer) admit(m *Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.closed {
-		return fmt.Errorf("app %d has ended here", m.App)
+		return false
 	}
-	defer c.wakeUp()
-	if m.Request {
-		c.mu.requests.push(m)
-		return nil
+	if c.mu.serve != nil && !c.mu.serving && c.mu.requests.empty() && m.size() <= nowBytes {
+		c.mu.serving = true
+		return true
 	}
+	c.mu.requests.push(m)
+	c.wakeUp()
+	return false
+}
+
+// turn waits for a request whose turn it is; nil once the customer is closed.
+func (c *Customer) turn() *Message {
+	for {
+		m, over := c.nextTurn()
+		if m != nil || over {
+			return m
+		}
+		<-c.wake
+	}
+}
+
+func (c *Customer) nextTurn() (m *Message, over bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed || c.mu.serving {
+		return nil, c.mu.closed
+	}
+	m = c.mu.requests.pop()
+	c.mu.serving = m != nil
+	return m, false
+}
+
+// enqueue has a request wait for its turn.
+func (c *Customer) enqueue(m *Message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.requests.push(m)
+	c.wakeUp()
+}
+
+// serveNow serves a request; the caller's turn was noted.
+func (c *Customer) serveNow(m *Message) {
+	c.mu.serve(m)
+	c.Done(Event{Request: m})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.serving = false
+	c.wakeUp()
+}
+
+// answered takes a response.
+func (c *Customer) answered(m *Message) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	result, err := c.mu.tracker.Answer(m)
 	if err != nil {
 		return err
 	}
 	if m.Simple && m.Failure == "" {
 		c.mu.ended = append(c.mu.ended, Event{Response: m})
+		c.wakeUp()
 	}
 	if result != nil {
-		c.mu.ended = append(c.mu.ended, Event{Result: result})
+		c.over(result)
 	}
 	return nil
+}
+
+// over tells of the end of a request. mu is held.
+func (c *Customer) over(r *Result) {
+	e := c.mu.awaited[r.Timestamp]
+	if e == nil {
+		c.mu.ended = append(c.mu.ended, Event{Result: r})
+		c.wakeUp()
+		return
+	}
+	if r.Err != nil || r.KVs.Lens != nil || len(r.KVs.Keys) > 0 && !r.Landed {
+		e.result = r
+	} else {
+		delete(c.mu.awaited, r.Timestamp)
+	}
+	e.Open()
+}
+
+// Wait waits at most timeout for the end of a request that is Awaited. done tells whether it has ended, as one has that
+// is not known any more; the result, of which there is none where there is nothing to tell, stays until Forget.
+func (c *Customer) Wait(ts int32, timeout time.Duration) (r *Result, done bool) {
+	c.mu.Lock()
+	e := c.mu.awaited[ts]
+	c.mu.Unlock()
+	if e == nil {
+		return nil, true
+	}
+	if !e.Wait(timeout) {
+		return nil, false
+	}
+	return e.result, true
+}
+
+// Forget drops the result of a request that was waited for.
+func (c *Customer) Forget(r *Result) {
+	c.mu.Lock()
+	delete(c.mu.awaited, r.Timestamp)
+	c.mu.Unlock()
+	c.Done(Event{Result: r})
 }
 
 // land gives the place in an array of the caller's for the answer of a node; nil where it has none.
@@ -141,9 +255,8 @@ func (c *Customer) lose(id int, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.mu.tracker.Lose(id, why) {
-		c.mu.ended = append(c.mu.ended, Event{Result: r})
+		c.over(r)
 	}
-	c.wakeUp()
 }
 
 // fail ends all that is asked of anyone, and all that is asked from now on.
@@ -165,25 +278,34 @@ func (c *Customer) Close() {
 	c.wakeUp()
 }
 
-// start opens a request of nodes, unless nothing is sent any more. out is nil, or where the values of a pull may go.
-func (c *Customer) start(pull bool, asked map[int][]uint64, out []byte, d wire.DType) (int32, error) {
+// Ending is what is to happen at the end of a request.
+type Ending struct {
+	Out     []byte // an array that may be filled with the values of a pull until then; its Result tells whether it was
+	Awaited bool   // it is told by Wait, not by Next
+}
+
+// start opens a request of nodes, unless nothing is sent any more. d is of Out's elements.
+func (c *Customer) start(pull bool, asked map[int][]uint64, end Ending, d wire.DType) (int32, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.failure != nil {
 		return 0, c.mu.failure
 	}
-	if len(asked) > 0 {
-		ts := c.mu.tracker.Start(pull, asked)
-		if out != nil {
-			c.mu.tracker.Fill(ts, out, d)
+	nobody := len(asked) == 0 // has to answer: it ends at once
+	if nobody {
+		asked = map[int][]uint64{0: nil}
+	}
+	ts := c.mu.tracker.Start(pull, asked)
+	if end.Awaited {
+		c.mu.awaited[ts] = &ending{}
+	}
+	if nobody {
+		for _, r := range c.mu.tracker.Lose(0, nil) {
+			c.over(r)
 		}
-		return ts, nil
+	} else if end.Out != nil {
+		c.mu.tracker.Fill(ts, end.Out, d)
 	}
-	ts := c.mu.tracker.Start(pull, map[int][]uint64{0: nil}) // nobody has to answer: it ends at once
-	for _, r := range c.mu.tracker.Lose(0, nil) {
-		c.mu.ended = append(c.mu.ended, Event{Result: r})
-	}
-	c.wakeUp()
 	return ts, nil
 }
 
@@ -205,7 +327,7 @@ func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
 	for _, id := range ids {
 		asked[id] = nil
 	}
-	ts, err := c.start(false, asked, nil, 0)
+	ts, err := c.start(false, asked, Ending{}, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -216,9 +338,8 @@ func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
 }
 
 // Exchange pushes values, pulls them, or both. Keys and Lens are kept until the end of
-// the request, the values not beyond the return. out, where it is not nil, is an array of k.DType that may be filled
-// with the values of a pull until the end of the request; its Result tells whether it was.
-func (c *Customer) Exchange(push, pull bool, k KVs, out []byte, command, priority int32) (int32, error) {
+// the request, the values not beyond the return.
+func (c *Customer) Exchange(push, pull bool, k KVs, end Ending, command, priority int32) (int32, error) {
 	if err := k.check(push); err != nil {
 		return 0, fault.New(fault.Value, "%v", err)
 	}
@@ -236,7 +357,7 @@ func (c *Customer) Exchange(push, pull bool, k KVs, out []byte, command, priorit
 			asked[wire.ServerID(rank)] = part.Keys
 		}
 	}
-	ts, err := c.start(pull, asked, out, k.DType)
+	ts, err := c.start(pull, asked, end, k.DType)
 	if err != nil {
 		return 0, err
 	}

@@ -91,8 +91,6 @@ func (o *Office) Arrived(peer uint32, h *wire.Header, landing transport.Landing)
 	case err == nil && !cluster.IsMail(d.meta):
 		err = fmt.Errorf("a message of the cluster's own, where applications' are expected")
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if err != nil {
 		o.refuseDelivery(int(peer), d, err)
 		return

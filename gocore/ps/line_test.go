@@ -271,7 +271,7 @@ func TestLanding(t *testing.T) {
 			k.Keys, k.Lens = append(k.Keys, Bounds(2)[i]), append(k.Lens, int32(n<<10))
 			k.Vals = append(k.Vals, bytes.Repeat([]byte{byte(i + 1)}, n<<10)...)
 		}
-		if _, err := c.Exchange(true, false, k, nil, 0, 0); err != nil {
+		if _, err := c.Exchange(true, false, k, Ending{}, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 		h.sums(sums...)
@@ -280,7 +280,7 @@ func TestLanding(t *testing.T) {
 		if tc.out > 0 {
 			out = make([]byte, tc.out)
 		}
-		ts, err := c.Exchange(false, true, KVs{Keys: k.Keys, DType: tc.dtype}, out, 0, 0)
+		ts, err := c.Exchange(false, true, KVs{Keys: k.Keys, DType: tc.dtype}, Ending{Out: out}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -338,7 +338,7 @@ func TestSumWhileItIsSent(t *testing.T) {
 		if push {
 			k.Vals = ones
 		}
-		ts, err := c.Exchange(push, !push, k, nil, 0, 0)
+		ts, err := c.Exchange(push, !push, k, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -100,7 +100,7 @@ func (o *Office) Open(app, customer int32) (*Customer, error) {
 			return false
 		}
 		o.mu.bytes -= e.m.size()
-		o.hand(c, e.m)
+		c.enqueue(e.m)
 		return true
 	})
 	return c, nil
@@ -123,14 +123,14 @@ func (o *Office) forget(c *Customer) {
 // Deliver takes a message of a node, this one included, that came over ZeroMQ. It never waits.
 func (o *Office) Deliver(from cluster.Member, e *van.Envelope) {
 	m, err := Parse(from.ID, e.Meta, e.Data)
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.take(from.ID, m, err)
 }
 
 // take hands a message to its customer. With an error it makes no sense; m is then what is known of it, maybe nil.
 func (o *Office) take(from int, m *Message, err error) {
+	o.mu.Lock()
 	if err != nil {
+		defer o.mu.Unlock()
 		o.reject(from, err.Error())
 		if m != nil {
 			o.malformed(m, err)
@@ -138,10 +138,16 @@ func (o *Office) take(from int, m *Message, err error) {
 		return
 	}
 	at := o.at(m.App, m.Customer)
-	if c := o.mu.customers[at]; c != nil {
-		o.hand(c, m)
-	} else {
+	c := o.mu.customers[at]
+	if c == nil {
 		o.keep(at, m)
+	}
+	o.mu.Unlock()
+	if c == nil { // what one node sends comes one after the other, so that the lock is not needed for its order
+		return
+	}
+	if err := c.accept(m); err != nil {
+		o.Reject(from, err.Error())
 	}
 }
 
@@ -153,12 +159,6 @@ func (o *Office) malformed(m *Message, why error) {
 	} else if c := o.mu.customers[o.at(m.App, m.Customer)]; c != nil {
 		m.Failure = "its answer makes no sense: " + why.Error()
 		c.accept(m) // one that nobody has asked for is counted already
-	}
-}
-
-func (o *Office) hand(c *Customer, m *Message) {
-	if err := c.accept(m); err != nil {
-		o.reject(m.Peer, err.Error())
 	}
 }
 

@@ -72,7 +72,7 @@ func testCustomersApart(t *testing.T, link bool) {
 		t.Errorf("a customer twice: %v", err)
 	}
 	push := func(c *Customer, value byte) int32 {
-		ts, err := c.Exchange(true, true, KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, nil, 0, 0)
+		ts, err := c.Exchange(true, true, KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestRequestWithoutKeysEndsAtOnce(t *testing.T) { bothWays(t, testRequestWit
 func testRequestWithoutKeysEndsAtOnce(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 2)
 	c := h.open(worker0, 0, 0)
-	ts, err := c.Exchange(true, false, KVs{DType: wire.Float32}, nil, 0, 0)
+	ts, err := c.Exchange(true, false, KVs{DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func testNonsense(t *testing.T, link bool) {
 	h := newHub(t, link, 2, 1)
 	server := h.open(server0, 0, 0)
 	c := h.open(worker0, 0, 0)
-	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, nil, 0, 0)
+	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func testNonsense(t *testing.T, link bool) {
 	}
 	h.wantRejected(worker0, 1, "server 0") // the second answer
 
-	ts, err = c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, nil, 0, 0)
+	ts, err = c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

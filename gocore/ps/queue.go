@@ -31,6 +31,8 @@ func (q *queue) push(m *Message) {
 	heap.Push(&q.waiting, w)
 }
 
+func (q *queue) empty() bool { return len(q.waiting) == 0 }
+
 // pop takes the first request, nil when there is none.
 func (q *queue) pop() *Message {
 	if len(q.waiting) == 0 {

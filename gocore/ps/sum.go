@@ -5,7 +5,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"fptps/gocore/reduce"
 	"fptps/gocore/van"
@@ -30,16 +29,17 @@ type stored struct {
 // Serve answers the requests of an app until its customer is closed.
 func Serve(c *Customer) *Sum {
 	s := &Sum{customer: c, store: map[uint64]*stored{}}
+	c.mu.Lock()
+	c.mu.serve = s.serve
+	c.mu.Unlock()
 	go s.run()
 	return s
 }
 
+// run serves those requests that have to wait.
 func (s *Sum) run() {
-	for !s.customer.isClosed() {
-		if e, ok := s.customer.Next(time.Second); ok && e.Request != nil {
-			s.serve(e.Request)
-			s.customer.Done(e)
-		}
+	for m := s.customer.turn(); m != nil; m = s.customer.turn() {
+		s.customer.serveNow(m)
 	}
 }
 

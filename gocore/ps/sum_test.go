@@ -67,7 +67,7 @@ func testSumAgainstAMap(t *testing.T, link bool) {
 			continue // zero, of a length that the server cannot know
 		}
 		c := workers[random.IntN(2)]
-		ts, err := c.Exchange(push, pull, k, nil, 0, int32(random.IntN(3)))
+		ts, err := c.Exchange(push, pull, k, Ending{}, 0, int32(random.IntN(3)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func testSumRefuses(t *testing.T, link bool) {
 	c := h.open(worker0, 0, 0)
 	ask := func(push bool, k KVs) *Result {
 		t.Helper()
-		ts, err := c.Exchange(push, !push, k, nil, 0, 0)
+		ts, err := c.Exchange(push, !push, k, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,13 +130,13 @@ func testSumOfHalves(t *testing.T, link bool) {
 	s := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
 	c := h.open(worker0, 0, 0)
 	for _, half := range []uint16{0x6800, 0x3c00, 0x3c00} {
-		if _, err := c.Exchange(true, false, KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, nil, 0, 0); err != nil {
+		if _, err := c.Exchange(true, false, KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, Ending{}, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 		h.sums(s)
 		h.event(c)
 	}
-	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float16}, nil, 0, 0)
+	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float16}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
