@@ -75,6 +75,7 @@ CLUSTERS = {
     "2x0": (2, 0, {}),
     "3x2": (3, 2, {}),
     "3x2_shares_on_workers_too": (3, 2, {"FPTPS_SHARE": "1"}),
+    "2x2_fast_links": (2, 2, {"FPTPS_LINK_RATE": "40gbit"}),
 }
 
 
@@ -84,6 +85,7 @@ def test_every_dtype(workers, servers, environment):
     results = fptps.LocalCluster(workers, servers, timeout=100, environment=environment).run(every_dtype)
     assert [wrong for wrong, _ in results] == [[]] * workers
     for _, stats in results:
+        assert stats["lanes"] == (3 if environment.get("FPTPS_LINK_RATE") else 1)
         assert stats["bytes_pushed"] > 0
         assert stats["bytes_pulled"] > 0
 

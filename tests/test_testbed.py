@@ -107,6 +107,44 @@ def test_set_rate_during_a_run(gate, rate, sends):
     assert after[-1].rates[Link("server:0", not sends)] == 400e6
 
 
+PACED = """
+import sys
+import numpy as np
+import fptps, helpers
+
+with fptps.KVWorker() as kv:
+    ones = np.ones(500_000, np.float32)
+    kv.init(0, ones)
+    for gate in (sys.argv[1], None):
+        for _ in range(3):
+            assert (kv.push_pull(0, ones).wait() == kv.num_workers).all()
+        print(kv.stats()["slowed"])
+        if gate:
+            helpers.pass_gate(gate)
+"""
+
+
+@needs_network
+def test_a_link_that_becomes_ten_times_slower(gate):
+    """The sender, which believes in the old rate, finds out, and does not flood the queue before the link."""
+    with testbed.TestBed(1, 1, "200mbit") as bed:
+
+        def change():
+            gate.wait()
+            bed.set_rate("server:0", "200mbit,20mbit")
+            gate.open()
+
+        program = [sys.executable, "-c", PACED, gate.address]
+        (code, out, err), _ = in_threads(lambda: run(bed, program), change)
+    assert code == 0, err
+    before, after = (int(line.split()[-1]) for line in out.splitlines())
+    assert after > before
+    slow = Link("server:0", False)
+    carried = bed.samples[-1].carried[slow]
+    assert carried > 12e6  # six sums of 2 MB
+    assert bed.drops[slow] * 1514 < carried / 1000
+
+
 @needs_network
 def test_in_a_user_namespace(monkeypatch):
     """What happens where the user is not root."""

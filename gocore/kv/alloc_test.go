@@ -44,7 +44,7 @@ func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []b
 		t.Fatal(err)
 	}
 	w := NewWorker(WorkerConfig{
-		Plan: shares, Plane: l, Tickets: NewTickets(),
+		Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
 		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(1, nil) },
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}

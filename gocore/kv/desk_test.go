@@ -38,7 +38,7 @@ func newDesk(t *testing.T, rank int) *desk {
 		t.Fatal(err)
 	}
 	d.Worker = NewWorker(WorkerConfig{
-		Rank: rank, Plan: shares, Plane: d, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
+		Rank: rank, Plan: shares, Lanes: []DataPlane{d}, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
 		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { d.declares = append(d.declares, done) },
 		Name:    func(node uint32) string { return wire.NodeName(int(node)) },
 	})

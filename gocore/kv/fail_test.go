@@ -160,7 +160,7 @@ func TestFailSparesWhatIsWhole(t *testing.T) {
 // a transport that is closed, which lets go of them at once.
 func TestSendAfterFail(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	d.Plane = sender(func(_ uint32, m transport.Outgoing) {
+	d.Lanes[0] = sender(func(_ uint32, m transport.Outgoing) {
 		d.Fail(fault.New(fault.NodeLost, "worker 1 died"))
 		m.Owner.Release()
 	})

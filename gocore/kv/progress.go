@@ -52,7 +52,7 @@ func (w *Worker) locked(change func() effects) effects {
 func (w *Worker) send(out []sending) {
 	for _, s := range out {
 		s.header.Plan = w.Plan.Version
-		w.Plane.Send(s.node, transport.Outgoing{Header: s.header, Data: s.data, Owner: s.owner})
+		w.Lanes[s.lane].Send(s.node, transport.Outgoing{Header: s.header, Data: s.data, Owner: s.owner})
 	}
 }
 

@@ -97,7 +97,7 @@ func (t *tensor) begin(o *operation) []sending {
 		}
 		from := uint64(run.First) * wire.PacketBytes
 		data := o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
-		out = append(out, sending{run.Node, t.header(wire.Contrib, o, run.First), data, o})
+		out = append(out, sending{run.Node, run.Lane, t.header(wire.Contrib, o, run.First), data, o})
 	}
 	o.queued.Add(int32(len(out)))
 	return out
@@ -109,7 +109,7 @@ func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 		h := t.header(wire.Empty, o, run.First)
 		h.Run = min(end-run.First, wire.MaxRun)
 		h.RawLen = uint32(wire.PacketLen(t.size, run.First+h.Run-1))
-		out = append(out, sending{run.Node, h, nil, o})
+		out = append(out, sending{run.Node, run.Lane, h, nil, o})
 	}
 	return out
 }
@@ -124,6 +124,7 @@ func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header 
 // when the worker's lock is free.
 type sending struct {
 	node   uint32
+	lane   int
 	header wire.Header
 	data   []byte
 	owner  *operation

@@ -159,7 +159,7 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	}
 	for w := range workers {
 		worker := NewWorker(WorkerConfig{
-			Rank: w, Plan: cut, Plane: plane{b, uint32(w)}, Tickets: NewTickets(), Log: log,
+			Rank: w, Plan: cut, Lanes: []DataPlane{plane{b, uint32(w)}}, Tickets: NewTickets(), Log: log,
 			Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(7, nil) },
 			Name:    func(node uint32) string { return fmt.Sprint("worker ", node) },
 		})

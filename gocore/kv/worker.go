@@ -27,7 +27,7 @@ type DataPlane interface {
 type WorkerConfig struct {
 	Rank    int
 	Plan    *plan.Plan
-	Plane   DataPlane
+	Lanes   []DataPlane // at least one
 	Tickets *Tickets
 	Log     *slog.Logger
 	// Declare asks the scheduler for the id of a key once all workers agree on it.
@@ -127,7 +127,7 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
 	t.id = id
-	t.runs = w.Plan.Cut(t.key, t.size, nil)
+	t.runs = plan.Split(t.key, w.Plan.Cut(t.key, t.size, nil), len(w.Lanes))
 	t.last = o
 	w.mu.byID[id] = t
 	w.mu.stats.Tensors++

@@ -183,7 +183,7 @@ func TestPushWaitsForReaders(t *testing.T) {
 func TestPullsWhilePushing(t *testing.T) {
 	const packets, rounds = 128, 40
 	d := newDesk(t, 0)
-	d.Plane = sender(func(_ uint32, m transport.Outgoing) { m.Owner.Release() })
+	d.Lanes[0] = sender(func(_ uint32, m transport.Outgoing) { m.Owner.Release() })
 	array, out := make([]byte, packets*wire.PacketBytes), make([]byte, packets*wire.PacketBytes)
 	sums := func(round uint64) {
 		for p := range uint32(packets) {

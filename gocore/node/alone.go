@@ -23,7 +23,7 @@ func (n *Node) runAlone() error {
 	plane := network.Join(aloneID)
 	var tensors uint32
 	worker := kv.NewWorker(kv.WorkerConfig{
-		Plan: shares, Plane: plane, Tickets: n.Tickets, Log: n.log,
+		Plan: shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log,
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },
 		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) {
 			n.mu.Lock()

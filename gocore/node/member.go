@@ -13,6 +13,7 @@ import (
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 	"fptps/gocore/van"
+	"fptps/gocore/wire"
 )
 
 // runMember brings a worker or a server into its cluster: listen, ADD_NODE,
@@ -116,65 +117,112 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 	}
 }
 
-// connect builds what this node does with data, and its connections. Where programs of ps-lite are in the cluster,
-// no tensors travel; messages still do, between the nodes that are fptps's.
+// connect builds what this node does with data, and its connections.
 func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluster.View) error {
-	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
-	var aggregators []uint32 // who serves values
-	if view.PSLite() {
-		if n.config.Role == cluster.RoleWorker && !n.config.PS {
-			return fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
-		}
-		for _, m := range view.Servers() {
-			aggregators = append(aggregators, uint32(m.ID))
-		}
-	} else {
-		shares, err := sharesOf(view)
-		if err != nil {
-			return err
-		}
-		aggregators = shares.Aggregators()
-		n.prepare(handler, tr, view, shares)
-	}
-	if err := n.own(func() { n.mu.worker, n.mu.view = handler.Worker, view }); err != nil {
+	t, err := n.tensorsOf(tr, view)
+	if err != nil {
 		return err
 	}
-	dial, accept := connections(view, aggregators)
-	self := transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}
-	tr.Start(self, incarnations(view, accept), ratesOf(view, aggregators), plane{handler, n.Office})
-	for _, id := range dial {
-		m := view.Member(id)
-		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
-		if err := tr.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
-			return err
-		}
-	}
-	all := append(dial, accept...)
-	if err := tr.Await(ctx, toUint32(all)); err != nil {
+	if err := n.own(func() { n.mu.worker, n.mu.view = t.worker, view }); err != nil {
 		return err
 	}
-	n.Office.Link(tr, all...)
+	dial, accept := connections(view, t.aggregators)
+	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // messages have the first lane
+	for _, h := range t.lanes[1:] {
+		handlers = append(handlers, h)
+	}
+	self := transport.Identity{ID: uint32(view.Self), Incarnation: view.Me().Incarnation, Token: view.Token}
+	tr.Start(self, incarnations(view, accept), ratesOf(view, t.aggregators), handlers...)
+	linked := slices.Concat(dial, accept)
+	for i := range handlers {
+		if err := n.meet(ctx, tr.Lane(i), view, dial, accept); err != nil {
+			return err
+		}
+		dial = slices.DeleteFunc(dial, func(id int) bool { return id == wire.SchedulerID }) // which has one lane
+	}
+	n.Office.Link(tr, linked...)
 	return nil
 }
 
-// prepare makes what this node needs for tensors.
-func (n *Node) prepare(handler *kv.Handler, tr *transport.Transport, view cluster.View, shares *plan.Plan) {
+// tensors is what a node does with them.
+type tensors struct {
+	worker      *kv.Worker
+	aggregators []uint32      // the nodes that values are sent to
+	lanes       []*kv.Handler // of the data plane
+}
+
+// tensorsOf makes that of this node. Where programs of ps-lite are in the cluster no tensors travel; messages still do,
+// between the nodes that are fptps's.
+func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, error) {
+	if view.PSLite() {
+		if n.config.Role == cluster.RoleWorker && !n.config.PS {
+			return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
+		}
+		t := &tensors{lanes: []*kv.Handler{n.handler(view)}}
+		for _, m := range view.Servers() {
+			t.aggregators = append(t.aggregators, uint32(m.ID))
+		}
+		return t, nil
+	}
+	shares, err := sharesOf(view)
+	if err != nil {
+		return nil, err
+	}
+	if err := tr.Divide(lanesOf(view)); err != nil {
+		return nil, err
+	}
+	lanes := make([]kv.DataPlane, lanesOf(view))
+	for i := range lanes {
+		lanes[i] = tr.Lane(i)
+	}
+	t := &tensors{aggregators: shares.Aggregators()}
+	if n.config.Role == cluster.RoleWorker {
+		t.worker = n.newWorker(view, shares, lanes)
+	}
+	t.lanes = n.handlers(view, t, lanes)
+	return t, nil
+}
+
+// handler is one that takes no packets.
+func (n *Node) handler(view cluster.View) *kv.Handler {
+	return &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
+}
+
+// handlers is what this node does with packets, lane by lane: a packet has its lane on
+// all nodes, so that each lane sums its own.
+func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*kv.Handler {
 	workers := []uint32{}
 	for _, m := range view.Workers() {
 		workers = append(workers, uint32(m.ID))
 	}
-	if slices.Contains(shares.Aggregators(), handler.Self) {
-		handler.Aggregator = kv.NewAggregator(workers, tr, n.config.WholeSums, n.log)
+	var all []*kv.Handler
+	for _, lane := range lanes {
+		h := n.handler(view)
+		h.Worker = t.worker
+		if slices.Contains(t.aggregators, h.Self) {
+			h.Aggregator = kv.NewAggregator(workers, lane, n.config.WholeSums, n.log)
+		}
+		all = append(all, h)
 	}
-	if n.config.Role == cluster.RoleWorker {
-		handler.Worker = n.newWorker(view, shares, tr)
+	return all
+}
+
+// meet makes the connections of one lane.
+func (n *Node) meet(ctx context.Context, lane *transport.Transport, view cluster.View, dial, accept []int) error {
+	for _, id := range dial {
+		m := view.Member(id)
+		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
+		if err := lane.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
+			return err
+		}
 	}
+	return lane.Await(ctx, toUint32(slices.Concat(dial, accept)))
 }
 
 // newWorker makes the key-value store of a worker.
-func (n *Node) newWorker(view cluster.View, shares *plan.Plan, tr *transport.Transport) *kv.Worker {
+func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPlane) *kv.Worker {
 	return kv.NewWorker(kv.WorkerConfig{
-		Rank: view.Rank(), Plan: shares, Plane: tr, Tickets: n.Tickets, Log: n.log,
+		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log,
 		Declare: n.post().Declare,
 		Name:    func(node uint32) string { return cluster.Name(int(node)) },
 	})

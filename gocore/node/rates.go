@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"regexp"
@@ -40,6 +41,22 @@ func ratesOf(view cluster.View, aggregators []uint32) transport.Rates {
 		}
 	}
 	return rates
+}
+
+// laneRate is the link in bit/s that one lane fills: its loops move some 2 GB/s each way.
+const laneRate = 16e9
+
+// maxLanes bounds the lanes: each is two threads.
+const maxLanes = 8
+
+// lanesOf is how many lanes the data plane of every node of a cluster has: enough for
+// its fastest link. All nodes know the same view.
+func lanesOf(view cluster.View) int {
+	fastest := uint64(0)
+	for _, m := range view.Members {
+		fastest = max(fastest, m.LinkRate)
+	}
+	return max(1, min(maxLanes, int(math.Ceil(float64(fastest)/laneRate))))
 }
 
 // linkRate is the rate of this node's link in bit/s, 0 where nobody knows it.

@@ -84,3 +84,22 @@ func TestLinkRateOfTheInterface(t *testing.T) {
 		t.Errorf("a given rate became %d", got)
 	}
 }
+
+// TestLanesOf: the fastest link of the cluster decides for all.
+func TestLanesOf(t *testing.T) {
+	for _, tc := range []struct {
+		links []uint64
+		lanes int
+	}{
+		{[]uint64{0, 0}, 1}, {[]uint64{1e9, 10e9}, 1}, {[]uint64{16e9}, 1}, {[]uint64{1e9, 25e9, 0}, 2},
+		{[]uint64{40e9}, 3}, {[]uint64{100e9, 100e9}, 7}, {[]uint64{400e9}, 8},
+	} {
+		var view cluster.View
+		for _, rate := range tc.links {
+			view.Members = append(view.Members, cluster.Member{LinkRate: rate})
+		}
+		if got := lanesOf(view); got != tc.lanes {
+			t.Errorf("links of %v bit/s: %d lanes, expected %d", tc.links, got, tc.lanes)
+		}
+	}
+}

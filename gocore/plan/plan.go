@@ -20,6 +20,7 @@ type Run struct {
 	Node  uint32
 	First uint32 // number of the first packet
 	Count uint32 // at least 1
+	Lane  int    // by which of the connections with Node
 }
 
 // Plan is a list of shares, in the same order on every node.
@@ -77,6 +78,27 @@ func (p *Plan) Cut(key uint64, size uint64, runs []Run) []Run {
 		before = end
 	}
 	return runs
+}
+
+// Split divides each run of a key into one for every lane, as equal as can be, so that
+// no packet has two lanes on any node. What is left over falls to the lanes by key.
+func Split(key uint64, runs []Run, lanes int) []Run {
+	if lanes == 1 {
+		return runs
+	}
+	var parts []Run
+	shift := hash(key) >> 32 % uint64(lanes) // not the bits that Cut takes
+	for _, run := range runs {
+		from := run.First
+		for lane := range lanes {
+			to := run.First + uint32((uint64(run.Count)*uint64(lane+1)+shift)/uint64(lanes))
+			if to > from {
+				parts = append(parts, Run{Node: run.Node, First: from, Count: to - from, Lane: lane})
+			}
+			from = to
+		}
+	}
+	return parts
 }
 
 // hash spreads consecutive keys evenly (the finaliser of splitmix64).

@@ -86,19 +86,24 @@ func (t *Transport) answer(c stream) {
 		t.reject(c, err)
 		return
 	}
+	lane := t.asked(hello.Lane)
 	reason := t.judge(&hello)
-	if reason == "" {
-		reason = t.reserve(hello.ID)
+	switch {
+	case reason != "":
+	case lane == nil:
+		reason = fmt.Sprintf("%s has no lane %d: the nodes know different link rates", name(t.self.ID), hello.Lane)
+	default:
+		reason = lane.reserve(hello.ID)
 	}
 	if reason != "" {
 		t.reject(c, errors.New(reason))
 		c.Write(wire.PutAnswer(reason)) // if it does not get there, the peer sees the end alone
 		return
 	}
-	defer t.unreserve(hello.ID)
-	near, err := t.welcome(c)
+	defer lane.unreserve(hello.ID)
+	near, err := lane.welcome(c)
 	if err == nil {
-		err = t.establish(hello.ID, c, near)
+		err = lane.establish(hello.ID, c, near)
 	}
 	if err != nil {
 		t.reject(c, err)
@@ -214,7 +219,7 @@ func (t *Transport) establish(peer uint32, c stream, near *share) (err error) {
 		addr = "shared memory"
 	}
 	n := &conn{peer: peer, fd: fd, near: near, far: far, addr: addr, parser: parser{peer: peer},
-		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}}
+		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}, weight: 1}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()

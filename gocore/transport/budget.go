@@ -25,7 +25,7 @@ const (
 
 // inflow is what the receive loop knows of one connection's flow.
 type inflow struct {
-	weight float64
+	weight float64       // against that of the others; guarded by Transport.mu
 	bytes  int           // since it became active
 	last   time.Duration // when the last bytes came
 	told   float64       // the rate that its sender was told, 0 if it falls back
@@ -46,7 +46,7 @@ func (f *inflow) active(now time.Duration) bool {
 
 // divide gives each active flow its share of rate and calls tell where the sender
 // has to be told.
-func divide(now time.Duration, rate float64, flows []*inflow, tell func(i int, rate float64)) {
+func divide(now time.Duration, rate float64, flows []*inflow, tell func(i int)) {
 	weights := 0.0
 	for _, f := range flows {
 		if f.active(now) {
@@ -60,7 +60,7 @@ func divide(now time.Duration, rate float64, flows []*inflow, tell func(i int, r
 		share := rate * f.weight / weights
 		if math.Abs(share-f.told) > toldAgain*f.told {
 			f.told = share
-			tell(i, share)
+			tell(i)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"sync"
 
 	"fptps/gocore/wire"
 )
@@ -36,6 +37,9 @@ func (t *Transport) stop(err error) (first, started bool) {
 // handler is not called any more. It may be called again and from several threads,
 // but not from the handler, nor holding a lock that the handler takes.
 func (t *Transport) Close() {
+	for _, l := range t.others() {
+		l.Close()
+	}
 	if first, started := t.stop(nil); first && !started {
 		t.tearDown()
 		close(t.ended)
@@ -48,6 +52,10 @@ func (t *Transport) Close() {
 // Goodbye on each connection; when the peers have closed their ends, or ctx is
 // over, it closes everything. Sends after it are dropped.
 func (t *Transport) Goodbye(ctx context.Context) {
+	var lanes sync.WaitGroup
+	for _, l := range t.others() {
+		lanes.Go(func() { l.Goodbye(ctx) })
+	}
 	t.mu.Lock()
 	var wake *poller
 	if t.mu.started && !t.mu.stopped && !t.mu.leaving {
@@ -60,6 +68,7 @@ func (t *Transport) Goodbye(ctx context.Context) {
 	t.mu.Unlock()
 	t.wake(wake)
 	t.until(ctx, func() bool { return len(t.mu.table.order) == 0 && t.mu.local.empty() }) // all is closed next, whatever it says
+	lanes.Wait()
 	t.Close()
 }
 
@@ -82,8 +91,7 @@ func (t *Transport) tearDown() {
 	for _, o := range slices.Concat(t.sender.orphans, t.shortcut.orphans, t.receiver.out.orphans) {
 		t.release(o)
 	}
-	t.sender.poller.close()
-	t.receiver.poller.close()
+	t.closePollers()
 }
 
 // drop releases the runs of a queue that will not be sent. mu is not held.

@@ -114,6 +114,7 @@ func (t *Transport) shake(ctx context.Context, c stream, peer uint32, incarnatio
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 
 	hello := wire.NewHello(t.self.ID, t.self.Incarnation, peer, incarnation, t.self.Token)
+	hello.Lane = t.lane
 	var b [wire.HelloBytes]byte
 	hello.Put(b[:])
 	if err := say(b[:]); err != nil {

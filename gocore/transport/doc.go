@@ -46,5 +46,7 @@
 //   - Any panic in a loop or the handler ends both loops; receiver.run then closes
 //     and releases everything and calls Handler.Failed.
 //
+// Where a link is faster than two loops, all this is there several times (lane.go).
+//
 // Nothing is allocated per packet or, once the pools have grown, per run.
 package transport

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -130,17 +131,70 @@ func testHandlerRefusesAPacket(t *testing.T) {
 	}
 }
 
-// A peer that has stopped reading keeps nobody else waiting.
-func TestStoppedPeerBlocksNobody(t *testing.T) {
+// bulkPackets is the packets of sendBulk.
+const bulkPackets = 4 * (16 << 20) / wire.PacketBytes
+
+// A peer that has stopped reading keeps nobody else waiting. What is for it stays where
+// it was, in the sender's memory, but for what fits between the two; when it reads on
+// it gets all.
+func TestStoppedPeerBlocksNobody(t *testing.T) { bothWays(t, testStoppedPeerBlocksNobody) }
+
+func testStoppedPeerBlocksNobody(t *testing.T) {
 	var l ledger
-	nodes := mesh(t, func(n *node) { n.puppets = []uint32{11} }, 8, 9)
+	stopped := make(chan struct{})
+	release := sync.OnceFunc(func() { close(stopped) })
+	nodes := mesh(t, func(n *node) {
+		if n.id == 11 {
+			n.h.place = func(_ uint32, h *wire.Header) (Landing, error) {
+				<-stopped
+				return Landing{Bytes: make([]byte, h.WireLen)}, nil
+			}
+		}
+	}, 8, 9, 11)
+	t.Cleanup(release)
 	server := nodes[0]
-	puppet(t, server, 11)
 	sendBulk(server, 11, &l)
 	sendBulk(server, 9, &l)
-	nodes[1].h.untilArrived(t, 4*(16<<20)/wire.PacketBytes)
+	nodes[1].h.untilArrived(t, bulkPackets)
 	exchange(t, nodes[0], nodes[1])
+	left := int(server.Stats().BytesSent) - bulkPackets*wire.PacketBytes
+	if most := bulkPackets * wire.PacketBytes / 2; left > most || kitShare == ShareAlways && left > ringBytes {
+		t.Errorf("%d bytes have left for a peer that does not read", left)
+	}
+	release()
+	nodes[2].h.untilArrived(t, bulkPackets)
 	server.Close()
+	l.check(t)
+}
+
+// A peer that reads slowly holds up nobody: the others are through long before it.
+func TestSlowPeerSlowsNobody(t *testing.T) { bothWays(t, testSlowPeerSlowsNobody) }
+
+func testSlowPeerSlowsNobody(t *testing.T) {
+	const lag = 100 // packets that the quick one gets for one of the slow one
+	var l ledger
+	got := map[uint32]*int{9: new(int), 11: new(int)} // guarded by the handlers
+	pass := make(chan struct{}, bulkPackets)
+	through := sync.OnceFunc(func() { close(pass) })
+	nodes := mesh(t, func(n *node) {
+		n.h.arrived = func(arrival) error {
+			if n.id == 11 {
+				<-pass
+			}
+			n.h.note(func() { *got[n.id]++ })
+			if n.id == 9 && *got[9]%lag == 0 {
+				pass <- struct{}{}
+			}
+			return nil
+		}
+	}, 8, 9, 11)
+	t.Cleanup(through)
+	sendBulk(nodes[0], 11, &l)
+	sendBulk(nodes[0], 9, &l)
+	nodes[1].h.until(t, "all packets", func() bool { return *got[9] == bulkPackets })
+	through()
+	nodes[2].h.until(t, "all packets", func() bool { return *got[11] == bulkPackets })
+	nodes[0].Close()
 	l.check(t)
 }
 

@@ -142,7 +142,7 @@ func TestDivide(t *testing.T) {
 			}
 		}
 		told = make([]float64, len(flows))
-		divide(now, 120, flows, func(i int, rate float64) { told[i] = rate })
+		divide(now, 120, flows, func(i int) { told[i] = flows[i].told })
 		return told
 	}
 	for _, tc := range []struct {

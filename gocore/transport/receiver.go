@@ -38,6 +38,7 @@ type receiver struct {
 	nextBudget time.Duration
 	shares     []*conn // of conns, those that share memory
 	senders    []*conn
+	told       []*conn // of senders, those that are to be told a new rate
 	flows      []*inflow
 
 	out       writer      // what flush writes
@@ -290,16 +291,25 @@ func (r *receiver) budget() {
 		return
 	}
 	r.nextBudget = r.now + budgetEvery
+	r.told = r.told[:0]
+	r.divide()
+	for _, c := range r.told {
+		h := wire.Header{Kind: wire.Rate, Run: 1, Round: uint64(c.in.told), Priority: math.MaxInt32}
+		r.t.Send(c.peer, Outgoing{Header: h})
+	}
+}
+
+// divide notes who has to be told a new rate.
+func (r *receiver) divide() {
 	r.senders, r.flows = r.senders[:0], r.flows[:0]
 	for _, c := range r.conns {
 		if c.far {
 			r.senders, r.flows = append(r.senders, c), append(r.flows, &c.in)
 		}
 	}
-	divide(r.now, r.t.rates.In, r.flows, func(i int, rate float64) {
-		h := wire.Header{Kind: wire.Rate, Run: 1, Round: uint64(rate), Priority: math.MaxInt32}
-		r.t.Send(r.senders[i].peer, Outgoing{Header: h})
-	})
+	r.t.mu.Lock() // of the weights
+	defer r.t.mu.Unlock()
+	divide(r.now, r.t.rates.In, r.flows, func(i int) { r.told = append(r.told, r.senders[i]) })
 }
 
 // told takes a peer's word on how fast it may be sent to.

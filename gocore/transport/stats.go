@@ -4,6 +4,7 @@ import "sync/atomic"
 
 // Stats counts what the data plane did since Listen.
 type Stats struct {
+	Lanes           int    `json:"lanes"`
 	BytesSent       uint64 `json:"bytes_sent"`       // of payload, without what this node sent to itself
 	BytesReceived   uint64 `json:"bytes_received"`   // likewise
 	PacketsSent     uint64 `json:"packets_sent"`     // whole ones
@@ -23,10 +24,11 @@ type counters struct {
 	writes, reads, wakeups, rejected, malformed, dropped, slowed         atomic.Uint64
 }
 
-// Stats reads the counters.
+// Stats reads the counters, which are those of all lanes.
 func (t *Transport) Stats() Stats {
-	c := &t.count
+	c := t.count
 	return Stats{
+		Lanes:     1 + len(t.others()),
 		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
 		PacketsSent: c.packetsSent.Load(), PacketsReceived: c.packetsReceived.Load(),
 		PacketsLocal: c.packetsLocal.Load(),

@@ -23,11 +23,13 @@ type conn struct {
 	// Guarded by Transport.mu.
 	queue    queue
 	out      outflow
-	writable bool  // the kernel takes more, as far as is known; false until adopted
-	writing  bool  // the send loop uses fd and holds packets of queue
-	parted   bool  // our Goodbye is written, and nothing follows
-	readDone bool  // the peer's Goodbye and end are read, ours is still to be written
-	broken   error // why a write failed
+	weight   float64 // of what goes to the peer, against what goes to others
+	tag      float64 // where its last write ended, in bytes by weight; see table.charge
+	writable bool    // the kernel takes more, as far as is known; false until adopted
+	writing  bool    // the send loop uses fd and holds packets of queue
+	parted   bool    // our Goodbye is written, and nothing follows
+	readDone bool    // the peer's Goodbye and end are read, ours is still to be written
+	broken   error   // why a write failed
 }
 
 // table is the established connections.
@@ -36,6 +38,7 @@ type table struct {
 	order []*conn // by peer
 	last  uint32  // the peer that was served last; at first this node's own id
 	link  pace    // of all that leaves this host
+	tag   float64 // where the last write began
 }
 
 func (t *table) add(c *conn) {
@@ -76,13 +79,13 @@ type choice struct {
 }
 
 // choose gives the writable connection whose head is most urgent; among equals the
-// one that follows the last one served in the circle of ids. The circle starts
-// after this node's own id, so that not all nodes begin with the same peer.
-// Connections whose rate, or that of the link that they share, is used up are left
-// out until they are due.
+// one that has had least for its weight, and among those the one that follows the
+// last one served in the circle of ids. The circle starts after this node's own id,
+// so that not all nodes begin with the same peer. Connections whose rate, or that of
+// the link that they share, is used up are left out until they are due.
 func (t *table) choose(now time.Duration) choice {
 	start, _ := slices.BinarySearchFunc(t.order, t.last+1, byPeer)
-	c, most := choice{due: never}, int64(0)
+	c, most, least := choice{due: never}, int64(0), 0.0
 	for i := range t.order {
 		n := t.order[(start+i)%len(t.order)]
 		if n.queue.empty() || n.writing { // by a shortcut, which wakes the send loop if something is left
@@ -97,14 +100,22 @@ func (t *table) choose(now time.Duration) choice {
 			c.due = min(c.due, due)
 			continue
 		}
-		if c.conn == nil || u > most {
-			c.conn, most = n, u
+		if tag := max(n.tag, t.tag); c.conn == nil || u > most || u == most && tag < least {
+			c.conn, most, least = n, u, tag
 		}
 	}
 	if c.conn != nil {
 		t.last = c.conn.peer
 	}
 	return c
+}
+
+// charge notes a write to c. Who had nothing to write, or was not let, gets nothing
+// for it afterwards: everyone begins where the last write began, at the earliest
+// (start-time fair queuing: Goyal, Vin, Cheng, SIGCOMM 1996, equations 4 and 5).
+func (t *table) charge(c *conn, bytes int) {
+	t.tag = max(t.tag, c.tag)
+	c.tag = t.tag + float64(bytes)/c.weight
 }
 
 // due is when the pace of n and of the link allows a write of that urgency.

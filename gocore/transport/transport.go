@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"strconv"
 	"sync"
@@ -37,13 +38,14 @@ type Transport struct {
 	self     Identity          // set by Start
 	expect   map[uint32]uint64 // set by Start: nodes that may connect to us, and their incarnations
 	handler  Handler           // set by Start
+	lane     uint16            // this one's number
 	rates    Rates             // set by Start
 	began    time.Time
 	sender   *sender
 	shortcut writer
 	receiver *receiver
 	sys      system
-	count    counters
+	count    *counters // of all lanes
 
 	handshakeTimeout time.Duration // from accept to the answer
 	accepting        *pending      // handshakes of others with us
@@ -60,8 +62,9 @@ type Transport struct {
 	mu struct {
 		sync.Mutex
 		started, stopped bool
-		leaving          bool  // Goodbye was called: nothing new is queued
-		failure          error // why the data plane broke
+		lanes            []*Transport // that began with this one; see lane.go
+		leaving          bool         // Goodbye was called: nothing new is queued
+		failure          error        // why the data plane broke
 		table            table
 		reserved         map[uint32]bool // peers in the middle of a handshake
 		local            queue           // what this node sent to itself
@@ -84,17 +87,14 @@ func Listen(c Config) (*Transport, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	t := &Transport{
-		config: c, sys: kernel, began: time.Now(), handshakeTimeout: 5 * time.Second,
-		accepting: newPending(), dialing: newPending(),
-		stopping: make(chan struct{}), ended: make(chan struct{}),
+	t, err := newTransport(c)
+	if err != nil {
+		return nil, err
 	}
-	t.mu.changed = make(chan struct{})
-	t.mu.reserved = make(map[uint32]bool)
-	t.quiet.L = &t.mu
 	lc := net.ListenConfig{Control: t.config.control}
 	l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(c.Host, "0"))
 	if err != nil {
+		t.closePollers()
 		return nil, fault.New(fault.Config, "cannot listen for data connections on host %q: %v", c.Host, err)
 	}
 	t.listener = l.(*net.TCPListener)
@@ -104,14 +104,25 @@ func Listen(c Config) (*Transport, error) {
 			c.Log.Warn("no memory can be shared with nodes of this host", "error", err)
 		}
 	}
+	return t, nil
+}
+
+// newTransport makes what every lane has.
+func newTransport(c Config) (*Transport, error) {
+	t := &Transport{
+		config: c, sys: kernel, count: &counters{}, began: time.Now(), handshakeTimeout: 5 * time.Second,
+		accepting: newPending(), dialing: newPending(),
+		stopping: make(chan struct{}), ended: make(chan struct{}),
+	}
+	t.mu.changed = make(chan struct{})
+	t.mu.reserved = make(map[uint32]bool)
+	t.quiet.L = &t.mu
 	sending, err := newPoller()
 	if err != nil {
-		t.closeListeners()
 		return nil, err
 	}
 	receiving, err := newPoller()
 	if err != nil {
-		t.closeListeners()
 		sending.close()
 		return nil, err
 	}
@@ -121,8 +132,15 @@ func Listen(c Config) (*Transport, error) {
 	return t, nil
 }
 
+func (t *Transport) closePollers() {
+	t.sender.poller.close()
+	t.receiver.poller.close()
+}
+
 func (t *Transport) closeListeners() {
-	t.listener.Close()
+	if t.listener != nil {
+		t.listener.Close()
+	}
 	if t.nearby != nil {
 		t.nearby.Close()
 	}
@@ -134,34 +152,39 @@ func (t *Transport) Port() int { return t.listener.Addr().(*net.TCPAddr).Port }
 // now is the time of the paces.
 func (t *Transport) now() time.Duration { return time.Since(t.began) }
 
-// Start lets the data plane run: as self, for h. expect names the nodes that may
-// connect to this one, with their incarnations; others are refused. It is called
-// once.
-func (t *Transport) Start(self Identity, expect map[uint32]uint64, rates Rates, h Handler) {
+// Start lets the data plane run: as self, with a handler for each lane. expect names
+// the nodes that may connect to this one, with their incarnations; others are refused.
+// It is called once.
+func (t *Transport) Start(self Identity, expect map[uint32]uint64, rates Rates, handlers ...Handler) {
+	others := t.others()
+	rates = rates.split(1 + len(others))
+	for i, l := range others { // before there can be a handshake for them
+		l.start(self, nil, rates, handlers[1+i])
+	}
+	t.start(self, expect, rates, handlers[0])
+}
+
+func (t *Transport) start(self Identity, expect map[uint32]uint64, rates Rates, h Handler) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.mu.started {
-		t.mu.Unlock()
 		panic("transport: Start called twice")
 	}
 	if t.mu.stopped {
-		t.mu.Unlock()
 		return
 	}
-	t.self, t.handler, t.rates = self, h, rates
+	t.self, t.expect, t.rates, t.handler = self, maps.Clone(expect), rates, h
 	t.mu.table.link.rate = rates.Out
-	t.expect = make(map[uint32]uint64, len(expect))
-	for id, incarnation := range expect {
-		t.expect[id] = incarnation
-	}
 	t.mu.table.last = self.ID
 	t.mu.started = true
-	t.handshakes.Add(1)
+	if t.listener != nil {
+		t.handshakes.Add(1)
+		go t.accept(func() (stream, error) { return t.listener.AcceptTCP() })
+	}
 	if t.nearby != nil {
 		t.handshakes.Add(1)
 		go t.accept(func() (stream, error) { return t.nearby.AcceptUnix() })
 	}
-	t.mu.Unlock()
-	go t.accept(func() (stream, error) { return t.listener.AcceptTCP() })
 	go t.sender.run()
 	go t.receiver.run()
 }
@@ -334,8 +357,13 @@ func (t *Transport) Sockets() []int {
 	if t.mu.stopped {
 		return nil
 	}
-	if fd, err := descriptor(t.listener); err == nil {
-		fds = append(fds, fd)
+	for _, l := range t.mu.lanes {
+		fds = append(fds, l.Sockets()...)
+	}
+	if t.listener != nil {
+		if fd, err := descriptor(t.listener); err == nil {
+			fds = append(fds, fd)
+		}
 	}
 	if t.nearby != nil {
 		if fd, err := descriptor(t.nearby); err == nil {

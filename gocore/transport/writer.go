@@ -50,6 +50,7 @@ func (w *writer) finish() (wake *poller) {
 		return nil
 	}
 	w.conn = nil
+	t.mu.table.charge(c, w.wrote)
 	if c.far && w.wrote > 0 {
 		c.out.spend(w.now, w.wrote, w.batch.packets[0].run.urgency)
 		t.mu.table.link.spend(w.now, w.wrote)

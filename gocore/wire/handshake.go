@@ -29,7 +29,7 @@ const TokenBytes = 16
 // Hello is the first thing on a connection: who dials, and whom it means to reach.
 type Hello struct {
 	Version       uint16 // of the data plane's protocol; where it differs, no other field but the magic means anything
-	Lane          uint16
+	Lane          uint16 // which of the connections of the two nodes this is to be
 	ID            uint32 // the node that dials
 	To            uint32 // the node that it means to reach
 	Incarnation   uint64 // of the node that dials
@@ -38,7 +38,7 @@ type Hello struct {
 	Token         [TokenBytes]byte
 }
 
-// NewHello is a Hello in this node's version and packet size.
+// NewHello is a Hello in this node's version and packet size, for lane 0.
 func NewHello(id uint32, incarnation uint64, to uint32, toIncarnation uint64, token [TokenBytes]byte) Hello {
 	return Hello{Version: version, ID: id, To: to, Incarnation: incarnation, ToIncarnation: toIncarnation,
 		Packet: PacketBytes, Token: token}
@@ -87,8 +87,6 @@ func (h *Hello) Compatible() string {
 		return fmt.Sprintf("data plane version %d, this node speaks %d: install the same fptps everywhere", h.Version, version)
 	case h.Packet != PacketBytes:
 		return fmt.Sprintf("packets of %d bytes, this node's are of %d: install the same fptps everywhere", h.Packet, PacketBytes)
-	case h.Lane != 0:
-		return fmt.Sprintf("lane %d, this node has only lane 0", h.Lane)
 	}
 	return ""
 }

@@ -1,0 +1,129 @@
+package transport
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/wire"
+)
+
+// laned makes two nodes with so many lanes, each with a connection in every one; the
+// handlers of lane i are in hs[i].
+func laned(t *testing.T, lanes int) (nodes [2]*node, hs [][2]*recorder) {
+	ids := [2]uint32{8, 9}
+	for i, id := range ids {
+		nodes[i] = listen(t, id, nil)
+		if err := nodes[i].Divide(lanes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range lanes {
+		hs = append(hs, [2]*recorder{newRecorder(8), newRecorder(9)})
+	}
+	for i, n := range nodes {
+		var handlers []Handler
+		for _, h := range hs {
+			handlers = append(handlers, h[i])
+		}
+		n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, map[uint32]uint64{9: incarnation(9)}, Rates{}, handlers...)
+	}
+	ctx, cancel := soon()
+	defer cancel()
+	for lane := range lanes {
+		if err := nodes[1].Lane(lane).Dial(ctx, 8, incarnation(8), nodes[0].addr()); err != nil {
+			t.Fatal(err)
+		}
+		if err := nodes[0].Lane(lane).Await(ctx, []uint32{9}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return nodes, hs
+}
+
+// What is sent in a lane arrives in it, whatever is queued in the others; to the node
+// itself too. Counters, sockets and the end are of all lanes.
+func TestLanes(t *testing.T) { bothWays(t, testLanes) }
+
+func testLanes(t *testing.T) {
+	const lanes = 3
+	nodes, hs := laned(t, lanes)
+	data := func(from, lane uint32) []byte { return fill(make([]byte, 5*wire.PacketBytes+77), from, lane) }
+	for lane := range uint32(lanes) {
+		nodes[0].Lane(int(lane)).Send(9, Outgoing{Header: contrib(lane, 0), Data: data(8, lane)})
+		nodes[1].Lane(int(lane)).Send(8, Outgoing{Header: contrib(lane, 0), Data: data(9, lane)})
+		nodes[1].Lane(int(lane)).Send(9, Outgoing{Header: contrib(lane, 0), Data: data(9, lane)})
+	}
+	for lane, pair := range hs {
+		for i, want := range []int{6, 12} {
+			for _, a := range pair[i].untilArrived(t, want) {
+				if err := checkContent(a.peer, &a.header, a.payload); err != nil || int(a.header.Tensor) != lane {
+					t.Errorf("lane %d: tensor %d, %v", lane, a.header.Tensor, err)
+				}
+			}
+		}
+	}
+	if s := nodes[0].Stats(); s.Lanes != lanes || s.PacketsReceived != 6*lanes {
+		t.Errorf("%d lanes and %d packets are counted, expected %d and %d", s.Lanes, s.PacketsReceived, lanes, 6*lanes)
+	}
+	fds := nodes[1].Sockets()
+	slices.Sort(fds)
+	if got := len(slices.Compact(fds)); got < lanes*(1+4) { // a connection, two epolls, two bells
+		t.Errorf("%d descriptors for a forked child to close", got)
+	}
+}
+
+// A goodbye is one in every lane, after all that was queued there.
+func TestGoodbyeInAllLanes(t *testing.T) {
+	nodes, hs := laned(t, 2)
+	var l ledger
+	for lane := range 2 {
+		for i := range 4 {
+			nodes[0].Lane(lane).Send(9, Outgoing{Header: contrib(uint32(i), 0), Data: make([]byte, 1<<20), Owner: l.lend(nil)})
+		}
+	}
+	ctx, cancel := soon()
+	defer cancel()
+	done := make(chan struct{})
+	go func() { nodes[0].Goodbye(ctx); close(done) }()
+	for _, pair := range hs {
+		pair[1].untilArrived(t, 4*(1<<20)/wire.PacketBytes)
+		if err := pair[1].untilLost(t, 8); err != nil {
+			t.Errorf("lost with %v", err)
+		}
+	}
+	<-done
+	l.check(t)
+}
+
+// A peer that asks for a lane that is not there is told so.
+func TestLaneThatIsNotThere(t *testing.T) {
+	server, worker := listen(t, 8, nil), listen(t, 9, nil)
+	server.start(9)
+	if err := worker.Divide(2); err != nil {
+		t.Fatal(err)
+	}
+	h := newRecorder(9)
+	worker.Start(Identity{ID: 9, Incarnation: incarnation(9), Token: token}, nil, Rates{}, h, h)
+	ctx, cancel := soon()
+	defer cancel()
+	err := worker.Lane(1).Dial(ctx, 8, incarnation(8), server.addr())
+	if fault.CodeOf(err) != fault.Connect || fmt.Sprint(err) != "server 0 at "+server.addr()+" refuses the data connection: server 0 has no lane 1: the nodes know different link rates" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Each lane gets its part of the rates.
+func TestRatesOfLanes(t *testing.T) {
+	nodes := [1]*node{listen(t, 8, nil)}
+	if err := nodes[0].Divide(2); err != nil {
+		t.Fatal(err)
+	}
+	nodes[0].Start(Identity{ID: 8}, nil, Rates{Out: 10, In: 20, To: map[uint32]float64{9: 30}}, newRecorder(8), newRecorder(8))
+	for i := range 2 {
+		if l := nodes[0].Lane(i); l.rates.Out != 5 || l.rates.In != 10 || l.rates.To[9] != 15 || l.mu.table.link.rate != 5 {
+			t.Errorf("lane %d: %+v", i, l.rates)
+		}
+	}
+}
