@@ -137,13 +137,14 @@ type event struct {
 	Push      bool   `json:"push"`
 	Pull      bool   `json:"pull"`
 	Priority  int32  `json:"priority"`
+	Life      int    `json:"life"` // see ps.Message
 	Body      []byte `json:"body"` // base64
 	Keys      int    `json:"keys"`
 	Bytes     int    `json:"bytes"` // of the values
 	DType     int    `json:"dtype"`
 	Lens      int    `json:"lens"`
 	Landed    bool   `json:"landed"` // of a result: the values are in the caller's array
-	Error     string `json:"error"` // of a result: code and text
+	Error     string `json:"error"`  // of a result: code and text
 }
 
 // PSNext waits at most ms milliseconds for a customer's next event, and tells it as
@@ -191,7 +192,7 @@ func (e *event) count(k *ps.KVs) {
 func eventOf(kind string, m *ps.Message) event {
 	return event{
 		Kind: kind, Peer: m.Peer, Customer: m.Customer, Timestamp: m.Timestamp, Head: m.Head, Simple: m.Simple,
-		Push: m.Push, Pull: m.Pull, Priority: m.Priority, Body: m.Body,
+		Push: m.Push, Pull: m.Pull, Priority: m.Priority, Life: m.Life, Body: m.Body,
 	}
 }
 
@@ -349,7 +350,7 @@ func asker(h, number, customer int64, to string) (*app, *ps.Message, error) {
 	}
 	return a, &ps.Message{
 		Peer: e.Peer, App: int32(number), Customer: e.Customer, Timestamp: e.Timestamp, Head: e.Head, Simple: e.Simple,
-		Push: e.Push, Pull: e.Pull, Priority: e.Priority,
+		Push: e.Push, Pull: e.Pull, Priority: e.Priority, Life: e.Life,
 	}, nil
 }
 

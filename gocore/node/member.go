@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"time"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
@@ -33,8 +34,10 @@ func (n *Node) runMember() error {
 	if err := n.connect(ctx, tr, post.View()); err != nil {
 		return err
 	}
-	if err := n.allHere(ctx, post); err != nil {
-		return err
+	if !post.View().Me().Recovered { // as in ps-lite: the others have had that barrier
+		if err := n.allHere(ctx, post); err != nil {
+			return err
+		}
 	}
 	n.mu.Lock()
 	if n.mu.state == joining {
@@ -93,7 +96,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.lost, Waiting: n.waiting, Message: n.Office.Deliver, Failed: n.controlPlaneFailed}
+	events := cluster.Events{Lost: n.lost, Vacated: n.vacated, Recovered: n.recovered, Waiting: n.waiting, Message: n.Office.Deliver, Failed: n.controlPlaneFailed}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -112,7 +115,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, RecoveryTimeout: c.RecoveryTimeout, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.others,
 	}
 }
@@ -132,16 +135,31 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 		handlers = append(handlers, h)
 	}
 	self := transport.Identity{ID: uint32(view.Self), Incarnation: view.Me().Incarnation, Token: view.Token}
+	n.Office.Link(tr, slices.Concat(dial, accept)...) // before any of them can send
 	tr.Start(self, incarnations(view, accept), ratesOf(view, t.aggregators), handlers...)
-	linked := slices.Concat(dial, accept)
 	for i := range handlers {
 		if err := n.meet(ctx, tr.Lane(i), view, dial, accept); err != nil {
 			return err
 		}
 		dial = slices.DeleteFunc(dial, func(id int) bool { return id == wire.SchedulerID }) // which has one lane
 	}
-	n.Office.Link(tr, linked...)
+	close(n.connected)
+	for _, m := range view.Members {
+		if m.Vacant {
+			n.vacated(m.ID, "it died before this node came")
+		}
+	}
 	return nil
+}
+
+// sleep tells whether ctx lasts so long.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
 }
 
 // tensors is what a node does with them.
@@ -151,10 +169,10 @@ type tensors struct {
 	lanes       []*kv.Handler // of the data plane
 }
 
-// tensorsOf makes that of this node. Where programs of ps-lite are in the cluster no tensors travel; messages still do,
-// between the nodes that are fptps's.
+// tensorsOf makes that of this node. Where all nodes take part as programs of ps-lite do, or one is such a program, no
+// tensors travel; messages do, between the nodes that are fptps's.
 func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, error) {
-	if view.PSLite() {
+	if view.PSLite() || view.Classic() {
 		if n.config.Role == cluster.RoleWorker && !n.config.PS {
 			return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
 		}
@@ -212,7 +230,11 @@ func (n *Node) meet(ctx context.Context, lane *transport.Transport, view cluster
 	for _, id := range dial {
 		m := view.Member(id)
 		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
-		if err := lane.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
+		err := lane.Dial(ctx, uint32(id), m.Incarnation, address)
+		for err != nil && view.Me().Recovered && sleep(ctx, retryTime) { // who has not heard of this node yet refuses it
+			err = lane.Dial(ctx, uint32(id), m.Incarnation, address)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -248,7 +270,7 @@ func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 	me := view.Me()
 	for _, m := range view.Members {
 		switch {
-		case m.ID == me.ID || m.PSLite():
+		case m.ID == me.ID || m.PSLite() || m.Vacant:
 		case m.Role == cluster.RoleScheduler:
 			dial = append(dial, m.ID)
 		case me.Role == cluster.RoleScheduler:
@@ -330,7 +352,7 @@ func (n *Node) noteDead(id int) {
 
 // connectionLost takes the news that a data connection ended.
 func (n *Node) connectionLost(node uint32, err error) {
-	if err == nil {
+	if err == nil || n.isDead(int(node)) {
 		return
 	}
 	if post := n.post(); post != nil {

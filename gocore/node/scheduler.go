@@ -23,7 +23,9 @@ func (n *Node) runScheduler() error {
 	if err != nil {
 		return err
 	}
-	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }})
+	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{
+		Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }, Vacated: n.vacated, Recovered: n.recovered,
+	})
 	if err != nil {
 		return err
 	}
@@ -69,7 +71,7 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	handler := &kv.Handler{
 		Self: uint32(view.Self), OnFailed: n.dataPlaneFailed,
 		OnLost: func(node uint32, err error) {
-			if err != nil {
+			if err != nil && !n.isDead(int(node)) {
 				runner.Gone(int(node), "its process ended, or left without waiting for the others")
 			}
 		},
@@ -79,6 +81,7 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	n.mu.Unlock()
 	n.Office.Link(tr, nodes...)
 	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, plane{handler, n.Office})
+	close(n.connected)
 	go n.guard(func() error { n.expect(tr, runner, nodes); return nil })
 }
 

@@ -190,6 +190,7 @@ func (c *Customer) serveNow(m *Message) {
 func (c *Customer) answered(m *Message) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.bring(m)
 	result, err := c.mu.tracker.Answer(m)
 	if err != nil {
 		return err
@@ -204,6 +205,18 @@ func (c *Customer) answered(m *Message) error {
 	return nil
 }
 
+// bring copies the values of an answer to where they are waited for, unless they are there. mu is held.
+func (c *Customer) bring(m *Message) {
+	if m.landed || !m.Pull || len(m.KVs.Vals) == 0 {
+		return
+	}
+	if place := c.mu.tracker.Land(m.Timestamp, m.Peer, len(m.KVs.Vals), m.KVs.DType, m.KVs.Lens != nil); place != nil {
+		copy(place, m.KVs.Vals)
+		c.office.depot.put(m.lent)
+		m.KVs.Vals, m.lent, m.landed = place, nil, true
+	}
+}
+
 // over tells of the end of a request. mu is held.
 func (c *Customer) over(r *Result) {
 	e := c.mu.awaited[r.Timestamp]
@@ -216,6 +229,7 @@ func (c *Customer) over(r *Result) {
 		e.result = r
 	} else {
 		delete(c.mu.awaited, r.Timestamp)
+		c.Done(Event{Result: r})
 	}
 	e.Open()
 }
@@ -311,7 +325,9 @@ func (c *Customer) start(pull bool, asked map[int][]uint64, end Ending, d wire.D
 
 // send takes a message of request ts to its node; where that fails, the request does.
 func (c *Customer) send(m *Message) {
-	if err := c.office.send(m); err != nil {
+	if err := c.office.send(m); fault.CodeOf(err) == fault.NodeLost {
+		c.lose(m.Peer, err)
+	} else if err != nil {
 		c.lose(m.Peer, fault.New(fault.Connect, "request %d could not be sent to %s: %v", m.Timestamp, name(m.Peer), err))
 	}
 }
@@ -417,7 +433,7 @@ func (c *Customer) answer(m *Message) error {
 // answerTo is an empty answer to a request.
 func answerTo(m *Message) *Message {
 	return &Message{Peer: m.Peer, App: m.App, Customer: m.Customer, Timestamp: m.Timestamp, Head: m.Head,
-		Simple: m.Simple, Push: m.Push, Pull: m.Pull, Priority: m.Priority}
+		Simple: m.Simple, Push: m.Push, Pull: m.Pull, Priority: m.Priority, Life: m.Life}
 }
 
 func name(id int) string { return wire.NodeName(id) }

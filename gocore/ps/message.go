@@ -34,6 +34,7 @@ type Message struct {
 	Priority  int32
 	KVs       KVs
 	Failure   string // of a response: why the request failed
+	Life      int    // of a request that came, and of its answer: how many nodes have had Peer's id before
 
 	done   func() // of one that is sent: its values, no one's but its own, are no longer read. nil: they are the caller's
 	lent   []byte // of one that came: the depot's memory that its values are in

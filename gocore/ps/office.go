@@ -3,6 +3,7 @@ package ps
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -33,13 +34,14 @@ type Post interface {
 
 // Office is a node's end of all apps.
 type Office struct {
-	role   cluster.Role
-	log    *slog.Logger
-	joined chan struct{} // closed by Join
-	post   Post          // set before joined closes
-	lines  lines         // to nodes that are reached over the data plane
-	depot  depot
-	mu     struct {
+	role    cluster.Role
+	log     *slog.Logger
+	joined  chan struct{} // closed by Join
+	post    Post          // set before joined closes
+	lines   lines         // to nodes that are reached over the data plane
+	depot   depot
+	absence absence
+	mu      struct {
 		sync.Mutex
 		customers map[address]*Customer
 		early     []early // for apps that are not open yet, in the order they came
@@ -64,6 +66,7 @@ func NewOffice(role cluster.Role, log *slog.Logger) *Office {
 	o.lines.of = map[int]*line{}
 	o.mu.customers = map[address]*Customer{}
 	o.mu.logged = map[int]bool{}
+	o.absence.gone, o.absence.lives = map[int]error{}, map[int]int{}
 	return o
 }
 
@@ -128,6 +131,9 @@ func (o *Office) Deliver(from cluster.Member, e *van.Envelope) {
 
 // take hands a message to its customer. With an error it makes no sense; m is then what is known of it, maybe nil.
 func (o *Office) take(from int, m *Message, err error) {
+	if m != nil {
+		m.Life = o.life(from)
+	}
 	o.mu.Lock()
 	if err != nil {
 		defer o.mu.Unlock()
@@ -234,10 +240,7 @@ func (o *Office) Rejected() uint64 {
 func (o *Office) Fail(err error) {
 	o.mu.Lock()
 	o.mu.failure = err
-	all := make([]*Customer, 0, len(o.mu.customers))
-	for _, c := range o.mu.customers {
-		all = append(all, c)
-	}
+	all := slices.Collect(maps.Values(o.mu.customers))
 	o.mu.Unlock()
 	for _, c := range all {
 		c.fail(err)
@@ -249,6 +252,13 @@ func (o *Office) send(m *Message) error {
 	defer m.release()
 	if !o.hasJoined() {
 		return fault.New(fault.Closed, "this node has not joined its cluster yet")
+	}
+	why, stale := o.reachable(m)
+	if stale || why != nil && !m.Request {
+		return nil // nobody waits for this answer any more
+	}
+	if why != nil {
+		return why
 	}
 	if len(m.Failure) > maxFailure {
 		m.Failure = m.Failure[:maxFailure] + "..."
