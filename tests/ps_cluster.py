@@ -73,7 +73,7 @@ class Cluster:
         return self.answer(number, said)
 
     def both(self, numbers, line, answer):
-        """Gives several processes a line at once; each says that answer, or, where it is None, nothing that is waited for."""
+        """Gives several processes a line at once; each says that answer. None: what they say is not waited for."""
         said = {number: self.output(number).count("\n") for number in numbers}
         for number in numbers:
             self.processes[number].stdin.write(f"{line}\n".encode())

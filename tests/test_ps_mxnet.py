@@ -4,6 +4,7 @@
 """
 
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ def test_mixes(scheduler, servers, workers, keep):
     assert [result["rank"] for result in found] == list(range(len(workers)))
     for result in found:
         assert result["rounds"] == expected(len(workers), 3, keep)
+
+
+def test_tensors_are_refused():
+    """fptps.KVWorker has no place in a cluster with programs of ps-lite, and says what to use."""
+    with cluster(1, 1) as made:
+        made.start("scheduler", SCHEDULER)
+        made.start("server", MXNET)
+        worker = made.start("worker", [sys.executable, "-c", "import fptps; fptps.KVWorker()"])
+        made.wait(worker, code=1)
+        assert "ConfigError: programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker" in made.errors(worker)
 
 
 def test_worker_is_replaced():

@@ -195,6 +195,10 @@ func (c *Customer) answered(m *Message) error {
 	if err != nil {
 		return err
 	}
+	if !m.Pull {
+		c.office.depot.put(m.lent)
+		m.lent = nil
+	}
 	if m.Simple && m.Failure == "" {
 		c.mu.ended = append(c.mu.ended, Event{Response: m})
 		c.wakeUp()

@@ -7,13 +7,22 @@ import (
 )
 
 const (
-	// depotStep is what sizes are rounded up to; smaller memory is the runtime's.
-	depotStep = wire.PacketBytes
+	// depotLeast is the smallest memory that is kept; the rest is the runtime's.
+	depotLeast = 1 << 10
 	// depotBytes is what is kept for later.
 	depotBytes = 128 << 20
 )
 
-// depot keeps the memory of values for those that come next: pages that are there already and need not be cleared.
+// roomFor is the size that n bytes get, so that like ones can be used again.
+func roomFor(n int) int {
+	step := wire.PacketBytes
+	if n <= wire.PacketBytes {
+		step = depotLeast
+	}
+	return (n + step - 1) / step * step
+}
+
+// depot keeps the memory of messages for those that come next: pages that are there already and need not be cleared.
 type depot struct {
 	mu struct {
 		sync.Mutex
@@ -24,10 +33,10 @@ type depot struct {
 
 // get lends n bytes, of any contents. Who does not give them back leaves them to the runtime.
 func (d *depot) get(n int) []byte {
-	if n < depotStep {
+	if n < depotLeast {
 		return make([]byte, n)
 	}
-	size := (n + depotStep - 1) / depotStep * depotStep
+	size := roomFor(n)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	free := d.mu.free[size]
@@ -45,7 +54,7 @@ func (d *depot) get(n int) []byte {
 // put takes back what get lent, or nothing.
 func (d *depot) put(b []byte) {
 	size := cap(b)
-	if size < depotStep || size > depotBytes/2 {
+	if size < depotLeast || size > depotBytes/2 || size != roomFor(size) {
 		return
 	}
 	d.mu.Lock()

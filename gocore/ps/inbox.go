@@ -48,7 +48,7 @@ type arrival struct {
 // place says where a part is read to; nil: nowhere.
 func (b *inbox) place(h *wire.Header) []byte {
 	if h.Packet == 0 {
-		return make([]byte, h.WireLen)
+		return b.depot.get(int(h.WireLen))
 	}
 	a := b.open[h.Round]
 	if a == nil {
@@ -127,6 +127,7 @@ func (b *inbox) begin(number uint64, payload []byte) (*delivery, error) {
 	}
 	switch {
 	case len(frames) == len(l):
+		a.lent = payload
 		return a.end()
 	case b.open[number] != nil:
 		return &a.delivery, fmt.Errorf("message %d begins twice", number)

@@ -175,7 +175,7 @@ func (h *hub) give(from, to int, meta *pspb.Meta, data ...[]byte) {
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		b := first(append([][]byte{encoded}, data...)) // all of it, in tests that give
+		b := first(append([][]byte{encoded}, data...), new(depot).get) // all of it, in tests that give
 		h.packet(from, to, &wire.Header{Kind: wire.Part, Run: 1, Round: 1 << 60, RawLen: uint32(len(b)), WireLen: uint32(len(b))}, b)
 		return
 	}

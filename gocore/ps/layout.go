@@ -49,12 +49,13 @@ func (l layout) cost() int {
 	return total
 }
 
-// first makes packet 0.
-func first(frames [][]byte) []byte {
+// first makes packet 0, in memory that get lends.
+func first(frames [][]byte, get func(int) []byte) []byte {
 	l := layoutOf(frames)
 	inside, bytes := l.inside()
-	b := make([]byte, headBytes, bytes)
+	b := get(bytes)[:headBytes]
 	binary.LittleEndian.PutUint64(b, uint64(len(l)))
+	clear(b)
 	for i, n := range l {
 		binary.LittleEndian.PutUint64(b[8*(1+i):], uint64(n))
 	}

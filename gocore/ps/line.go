@@ -40,7 +40,7 @@ func (o *Office) Link(plane Plane, ids ...int) {
 	defer o.lines.Unlock()
 	for _, id := range ids {
 		o.lines.of[id] = &line{
-			out: &outbox{peer: uint32(id), plane: plane, limit: maxOpen},
+			out: &outbox{peer: uint32(id), plane: plane, depot: &o.depot, limit: maxOpen},
 			in: &inbox{limit: maxOpen, open: map[uint64]*arrival{}, depot: &o.depot, wanted: func(meta *pspb.Meta, l layout) []byte {
 				return o.wanted(id, meta, l)
 			}},

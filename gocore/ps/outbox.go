@@ -24,6 +24,7 @@ const maxOpen = 256 << 20
 type outbox struct {
 	peer  uint32
 	plane Plane
+	depot *depot
 	limit int // maxOpen
 	mu    struct {
 		sync.Mutex
@@ -56,7 +57,7 @@ type departure struct {
 func (b *outbox) send(m *Message, frames [][]byte, done func()) {
 	l := layoutOf(frames)
 	inside, _ := l.inside()
-	d := &departure{box: b, first: first(frames), cost: l.cost(), runs: 1, done: done, priority: m.Priority, request: m.Request, keys: spanOf(m)}
+	d := &departure{box: b, first: first(frames, b.depot.get), cost: l.cost(), runs: 1, done: done, priority: m.Priority, request: m.Request, keys: spanOf(m)}
 	for _, frame := range frames[inside:] {
 		if len(frame) > 0 {
 			d.rest = append(d.rest, frame)
@@ -127,6 +128,7 @@ func (d *departure) leave(plane Plane) {
 // Release implements transport.Releaser, for one of the message's runs.
 func (d *departure) Release() {
 	if d.box.released(d) {
+		d.box.depot.put(d.first)
 		d.done()
 	}
 }

@@ -26,7 +26,7 @@ type pending struct {
 	out    []byte       // the caller's array, nil: none
 	dtype  wire.DType   // of it
 	keys   int          // of all that were asked
-	before map[int]int  // keys of the nodes before each
+	before map[int]int  // keys of the nodes before each; nil where there is one node
 	landed map[int]bool // whose values go straight to out
 	lent   [][]byte     // the depot's memory among parts
 }
@@ -59,7 +59,14 @@ func (t *Tracker) Start(pull bool, asked map[int][]uint64) int32 {
 // the request.
 func (t *Tracker) Fill(ts int32, out []byte, d wire.DType) {
 	p := t.open[ts]
-	p.out, p.dtype, p.before, p.landed = out, d, map[int]int{}, map[int]bool{}
+	p.out, p.dtype, p.landed = out, d, map[int]bool{}
+	if len(p.asked) == 1 {
+		for _, keys := range p.asked {
+			p.keys = len(keys)
+		}
+		return
+	}
+	p.before = map[int]int{}
 	for _, id := range slices.Sorted(maps.Keys(p.asked)) { // servers, in the order of their keys
 		p.before[id] = p.keys
 		p.keys += len(p.asked[id])

@@ -51,8 +51,8 @@ class Loop:
         ranges = office.server_key_ranges()
         self._keys = [np.array([ranges[n % len(ranges)].begin + n], np.uint64) for n in range(options.tensors)]
         shape = (options.tensors, options.size // FLOAT32)
-        self._pushed = np.full(shape, self._rank + 1, np.float32)
-        self._pulled = np.full(shape, 0, np.float32)  # written here: untouched memory is too fast
+        self._pushed = list(np.full(shape, self._rank + 1, np.float32))
+        self._pulled = list(np.full(shape, 0, np.float32))  # written here: untouched memory is too fast
         self._iterations = 0
 
     def run(self, count: int, bar: Any = None) -> Timed:

@@ -129,4 +129,3 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
     if options.check:
         result["checked"] = True
     return result
-
