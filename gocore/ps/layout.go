@@ -54,8 +54,8 @@ func first(frames [][]byte, get func(int) []byte) []byte {
 	l := layoutOf(frames)
 	inside, bytes := l.inside()
 	b := get(bytes)[:headBytes]
-	binary.LittleEndian.PutUint64(b, uint64(len(l)))
 	clear(b)
+	binary.LittleEndian.PutUint64(b, uint64(len(l)))
 	for i, n := range l {
 		binary.LittleEndian.PutUint64(b[8*(1+i):], uint64(n))
 	}

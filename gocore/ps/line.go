@@ -130,9 +130,6 @@ func (o *Office) transmit(l *line, m *Message) error {
 		frames[valuesFrame] = copied
 		done = func() { o.depot.put(copied) }
 	}
-	if done == nil {
-		done = func() {}
-	}
 	m.done = nil
 	l.out.send(m, frames, done)
 	return nil

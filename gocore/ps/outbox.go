@@ -49,7 +49,7 @@ type departure struct {
 	priority int32 // of its packets
 	runs     int   // not released yet
 	place    *list.Element
-	done     func() // rest is no longer read
+	done     func() // rest is no longer read; may be nil
 }
 
 // send takes a message. Those of its frames that packet 0 does not hold are read until done is called: by any thread,
@@ -63,6 +63,9 @@ func (b *outbox) send(m *Message, frames [][]byte, done func()) {
 			d.rest = append(d.rest, frame)
 			d.runs++
 		}
+	}
+	if len(d.rest) == 0 {
+		d.finish() // packet 0 has a copy of all
 	}
 	for d = b.next(d); d != nil; d = b.next(nil) {
 		d.leave(b.plane)
@@ -129,7 +132,15 @@ func (d *departure) leave(plane Plane) {
 func (d *departure) Release() {
 	if d.box.released(d) {
 		d.box.depot.put(d.first)
+		d.finish()
+	}
+}
+
+// finish calls done, if there is one, once.
+func (d *departure) finish() {
+	if d.done != nil {
 		d.done()
+		d.done = nil
 	}
 }
 

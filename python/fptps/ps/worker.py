@@ -158,13 +158,12 @@ class KVWorker(SimpleApp):
         """See SimpleApp.wait."""
         if timestamp in self._outcomes:
             return super().wait(timestamp)
-        seconds = default_timeout()
-        end = time.monotonic() + seconds
-        state = 0
+        begin = time.monotonic()
+        state = self._core.ps_wait(self._handle, *self._id, timestamp, SLICE_MS)
         while not state:
+            if time.monotonic() > begin + default_timeout():
+                raise self._too_late(timestamp, default_timeout())
             state = self._core.ps_wait(self._handle, *self._id, timestamp, SLICE_MS)
-            if not state and time.monotonic() > end:
-                raise self._too_late(timestamp, seconds)
         pull = self._pulls.pop(timestamp, None)
         if state == ENDED:
             return self._landed(pull)
