@@ -37,6 +37,8 @@ class Scenario:
     size: int
     tensors: int
     peers: tuple[str, ...]
+    bench: str = "push_pull"
+    """Of fptps; "kv" is ps-lite's classes."""
 
 
 STORES: Final = ("mxnet", "mxnet p3")
@@ -53,12 +55,17 @@ SCENARIOS: Final = (
     Scenario("1x1 256 KB", 1, 1, 256 * KIB, 16, ("mxnet", "epoll", "ring")),
     Scenario("1x1 4 KB", 1, 1, 4096, 1, (*STORES, "epoll", "ring")),
     Scenario("4x4 4 KB", 4, 4, 4096, 1, (*STORES, *REDUCERS)),
+    *(
+        Scenario(f"kv {nodes}x{nodes} {name}", nodes, nodes, size, 16, ("mxnet",), "kv")
+        for nodes in (1, 4)
+        for name, size in (("4 KB", 4 * KIB), ("64 KB", 64 * KIB), ("4 MB", 4 * MIB))
+    ),
 )
 
 
 def fptps_commands(program: list[str], scenario: Scenario, seconds: float) -> dict[str, list[str]]:
     """`program` is the command fptps, or what stands in for it."""
-    command = [*program, "bench", "push_pull", "-n", str(scenario.workers), "-s", str(scenario.servers)]
+    command = [*program, "bench", scenario.bench, "-n", str(scenario.workers), "-s", str(scenario.servers)]
     command += ["--size", str(scenario.size), "--tensors", str(scenario.tensors), "--seconds", str(seconds)]
     return {FPTPS: [*command, "--json"], FPTPS_TCP: [*command, "--van", "tcp", "--json"]}
 

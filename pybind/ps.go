@@ -19,6 +19,7 @@ type app struct {
 	*ps.Customer
 	mu   sync.Mutex
 	kept ps.KVs
+	told ps.Event // that kept is of
 }
 
 // OpenPS is Open for a program of ps-lite's classes: it is the program that ends a
@@ -136,12 +137,14 @@ type event struct {
 	Push      bool   `json:"push"`
 	Pull      bool   `json:"pull"`
 	Priority  int32  `json:"priority"`
+	Life      int    `json:"life"` // see ps.Message
 	Body      []byte `json:"body"` // base64
 	Keys      int    `json:"keys"`
 	Bytes     int    `json:"bytes"` // of the values
 	DType     int    `json:"dtype"`
 	Lens      int    `json:"lens"`
-	Error     string `json:"error"` // of a result: code and text
+	Landed    bool   `json:"landed"` // of a result: the values are in the caller's array
+	Error     string `json:"error"`  // of a result: code and text
 }
 
 // PSNext waits at most ms milliseconds for a customer's next event, and tells it as
@@ -164,22 +167,32 @@ func PSNext(h, number, customer, ms int64) (told string, err error) {
 	case e.Response != nil:
 		out = eventOf("response", e.Response)
 	default:
-		out, kept = event{Kind: "result", Timestamp: e.Result.Timestamp}, e.Result.KVs
-		if e.Result.Err != nil {
-			out.Error = string(fault.CodeOf(e.Result.Err)) + ": " + strings.ToValidUTF8(e.Result.Err.Error(), "?")
-		}
+		out, kept = resultOf(e.Result)
 	}
-	out.Keys, out.Bytes, out.DType, out.Lens = len(kept.Keys), len(kept.Vals), int(kept.DType), len(kept.Lens)
+	out.count(&kept)
 	a.mu.Lock()
-	a.kept = kept
+	a.kept, a.told = kept, e
 	a.mu.Unlock()
 	return marshal(out)
+}
+
+// resultOf is the end of a request, and its values, but for those that are the caller's already.
+func resultOf(r *ps.Result) (event, ps.KVs) {
+	e, k := event{Kind: "result", Timestamp: r.Timestamp, Landed: r.Landed}, r.KVs
+	if r.Err != nil {
+		e.Error = string(fault.CodeOf(r.Err)) + ": " + strings.ToValidUTF8(r.Err.Error(), "?")
+	}
+	return e, k
+}
+
+func (e *event) count(k *ps.KVs) {
+	e.Keys, e.Bytes, e.DType, e.Lens = len(k.Keys), len(k.Vals), int(k.DType), len(k.Lens)
 }
 
 func eventOf(kind string, m *ps.Message) event {
 	return event{
 		Kind: kind, Peer: m.Peer, Customer: m.Customer, Timestamp: m.Timestamp, Head: m.Head, Simple: m.Simple,
-		Push: m.Push, Pull: m.Pull, Priority: m.Priority, Body: m.Body,
+		Push: m.Push, Pull: m.Pull, Priority: m.Priority, Life: m.Life, Body: m.Body,
 	}
 }
 
@@ -192,12 +205,66 @@ func PSTake(h, number, customer int64, keys, values, lens uintptr) (zero int64, 
 		return 0, err
 	}
 	a.mu.Lock()
-	k := a.kept
-	a.kept = ps.KVs{}
+	k, e := a.kept, a.told
+	a.kept, a.told = ps.KVs{}, ps.Event{}
 	a.mu.Unlock()
 	copy(memory[uint64](keys, int64(len(k.Keys))), k.Keys)
+	give(&k, values, lens)
+	a.Done(e)
+	return 0, nil
+}
+
+// give copies values and lens to arrays of the caller's.
+func give(k *ps.KVs, values, lens uintptr) {
 	copy(memory[byte](values, int64(len(k.Vals))), k.Vals)
 	copy(memory[int32](lens, int64(len(k.Lens))), k.Lens)
+}
+
+// PSWait waits at most ms milliseconds for the end of an awaited request: 0, it has not ended; 1, it has, and there is
+// nothing to tell; 2, PSResult tells.
+func PSWait(h, number, customer, timestamp, ms int64) (state int64, err error) {
+	defer failed(&err)
+	a, err := findApp(h, number, customer)
+	if err != nil {
+		return 0, err
+	}
+	switch r, done := a.Wait(int32(timestamp), time.Duration(ms)*time.Millisecond); {
+	case r != nil:
+		return 2, nil
+	case done:
+		return 1, nil
+	}
+	return 0, nil
+}
+
+// PSResult tells, as JSON, how an awaited request has ended; "" once PSFill has been called.
+func PSResult(h, number, customer, timestamp int64) (told string, err error) {
+	defer failed(&err)
+	a, err := findApp(h, number, customer)
+	if err != nil {
+		return "", err
+	}
+	r, _ := a.Wait(int32(timestamp), 0)
+	if r == nil {
+		return "", nil
+	}
+	out, k := resultOf(r)
+	out.count(&k)
+	return marshal(out)
+}
+
+// PSFill copies the values and lens of an awaited request that has ended to arrays of the sizes that PSResult told,
+// and forgets it; a pointer of 0 leaves them out.
+func PSFill(h, number, customer, timestamp int64, values, lens uintptr) (zero int64, err error) {
+	defer failed(&err)
+	a, err := findApp(h, number, customer)
+	if err != nil {
+		return 0, err
+	}
+	if r, _ := a.Wait(int32(timestamp), 0); r != nil {
+		give(&r.KVs, values, lens)
+		a.Forget(r)
+	}
 	return 0, nil
 }
 
@@ -234,9 +301,10 @@ func PSRequest(h, number, customer, head int64, body uintptr, bytes, to int64) (
 	return int64(ts), err
 }
 
-// PSExchange pushes (flag 1), pulls (flag 2) or both, and names the request. The
-// arrays are not used after the return.
-func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64) (timestamp int64, err error) {
+// PSExchange pushes (flag 1), pulls (flag 2) or both, and names the request; with flag 4 its end is awaited by PSWait,
+// else PSNext tells it. The arrays are not used after the return, but out, unless that is 0: it may be filled until the
+// request has ended.
+func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64, out uintptr, length int64) (timestamp int64, err error) {
 	defer failed(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
@@ -245,7 +313,8 @@ func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys
 	if err := fits(command, priority); err != nil {
 		return 0, err
 	}
-	ts, err := a.Exchange(flags&1 != 0, flags&2 != 0, kvs(dtype, keys, count, values, bytes, lens, lengths), int32(command), int32(priority))
+	end := ps.Ending{Out: memory[byte](out, length), Awaited: flags&4 != 0}
+	ts, err := a.Exchange(flags&1 != 0, flags&2 != 0, kvs(dtype, keys, count, values, bytes, lens, lengths), end, int32(command), int32(priority))
 	return int64(ts), err
 }
 
@@ -281,7 +350,7 @@ func asker(h, number, customer int64, to string) (*app, *ps.Message, error) {
 	}
 	return a, &ps.Message{
 		Peer: e.Peer, App: int32(number), Customer: e.Customer, Timestamp: e.Timestamp, Head: e.Head, Simple: e.Simple,
-		Push: e.Push, Pull: e.Pull, Priority: e.Priority,
+		Push: e.Push, Pull: e.Pull, Priority: e.Priority, Life: e.Life,
 	}, nil
 }
 

@@ -1,10 +1,12 @@
 """Clusters whose processes are programs of the test's choice, for the tests of fptps.ps."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from fptps.launch import HOST, reserved_port
@@ -36,12 +38,12 @@ class Cluster:
         self._settings = settings
         self.processes = []
 
-    def start(self, role, command, **settings):
+    def start(self, role, command, stdin=subprocess.DEVNULL, **settings):
         """Starts a process; returns its number."""
         number = len(self.processes)
         with open(self._folder / f"{number}.out", "wb") as out, open(self._folder / f"{number}.err", "wb") as err:
             env = {**self._settings, "DMLC_ROLE": role, **settings}
-            self.processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=err, stdin=subprocess.DEVNULL))
+            self.processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=err, stdin=stdin))
         return number
 
     def output(self, number):
@@ -57,6 +59,41 @@ class Cluster:
         for number in numbers:
             got = self.processes[number].wait(PATIENCE_S)
             assert got == code, f"process {number} ended with {got}:\n{self.all_output()}"
+
+    def told(self, role, command, **settings):
+        """Starts a process that does what it is told by lines of stdin; returns its number, and what it said first."""
+        number = self.start(role, command, stdin=subprocess.PIPE, **settings)
+        return number, self.answer(number, 0)
+
+    def tell(self, number, line):
+        """Gives a process a line, and returns what it says."""
+        said = self.output(number).count("\n")
+        self.processes[number].stdin.write(f"{line}\n".encode())
+        self.processes[number].stdin.flush()
+        return self.answer(number, said)
+
+    def both(self, numbers, line, answer):
+        """Gives several processes a line at once; each says that answer. None: what they say is not waited for."""
+        said = {number: self.output(number).count("\n") for number in numbers}
+        for number in numbers:
+            self.processes[number].stdin.write(f"{line}\n".encode())
+            self.processes[number].stdin.flush()
+        for number in numbers:
+            assert answer is None or self.answer(number, said[number]) == answer
+
+    def answer(self, number, said):
+        """What a process says after so many lines."""
+        end = time.monotonic() + PATIENCE_S
+        while self.output(number).count("\n") <= said:
+            assert self.processes[number].poll() is None, self.all_output()
+            assert time.monotonic() < end, self.all_output()
+            time.sleep(0.01)
+        return json.loads(self.output(number).splitlines()[said])
+
+    def kill(self, number):
+        """SIGKILL."""
+        self.processes[number].kill()
+        self.processes[number].wait(PATIENCE_S)
 
     def all_output(self):
         """What every process has printed and logged."""
@@ -75,6 +112,8 @@ def cluster(workers, servers, **settings):
             for process in made.processes:
                 process.kill()
                 process.wait()
+                if process.stdin:
+                    process.stdin.close()
 
 
 def run(workers, servers, *programs, **settings):

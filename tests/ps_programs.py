@@ -223,6 +223,34 @@ def unknown_app_worker():
     ps.finalize()
 
 
+def told_worker():
+    """Does what its lines of stdin say: push or pull a value on each server by itself, or end."""
+    ps.start()
+    office = ps.Postoffice.get()
+    kv = ps.KVWorker(0)
+    keys = [[r.begin + 1] for r in office.server_key_ranges()]
+
+    def ask(request):
+        """What the request for each key ends with: a number, or the error's text."""
+        results = []
+        for key in keys:
+            try:
+                got = kv.wait(request(key))
+                results.append(0.0 if got is None else float(got.min()))
+            except fptps.NodeLostError as error:
+                results.append(str(error))
+        return results
+
+    say(rank=office.rank, recovered=office.is_recovery)
+    for line in sys.stdin:
+        if line == "end\n":
+            break
+        one = np.full(5000, office.rank + 1, np.float32)
+        got = ask(kv.pull if line == "pull\n" else lambda key, one=one: kv.push(key, one))
+        say(got=got, dead=office.dead_nodes())
+    ps.finalize()
+
+
 def hanging_server():
     """Has a handle that answers nothing."""
     ps.start()

@@ -3,11 +3,13 @@
 `make peers` installs MXNet in .venv-mxnet; without it these tests are skipped.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ps_cluster import SCHEDULER, run
+from ps_cluster import SCHEDULER, cluster, run
 from ps_kvstore import KEEPING_SERVER, SERVER, SETTINGS, WORKER, expected, results
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,34 @@ def test_mixes(scheduler, servers, workers, keep):
     assert [result["rank"] for result in found] == list(range(len(workers)))
     for result in found:
         assert result["rounds"] == expected(len(workers), 3, keep)
+
+
+def test_tensors_are_refused():
+    """fptps.KVWorker has no place in a cluster with programs of ps-lite, and says what to use."""
+    with cluster(1, 1) as made:
+        made.start("scheduler", SCHEDULER)
+        made.start("server", MXNET)
+        worker = made.start("worker", [sys.executable, "-c", "import fptps; fptps.KVWorker()"])
+        made.wait(worker, code=1)
+        assert "ConfigError: programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker" in made.errors(worker)
+
+
+def test_worker_is_replaced():
+    """A worker of MXNet's is killed, and another gets its rank; the survivor, its program unchanged, goes on."""
+    told = [str(PYTHON), str(PROGRAMS / "told.py")]
+    beat = {"PS_HEARTBEAT_INTERVAL": "1", "PS_HEARTBEAT_TIMEOUT": "3"}  # else nobody learns of its death
+    with cluster(2, 1, **SETTINGS, **beat) as made:
+        scheduler = made.start("scheduler", SCHEDULER)
+        server = made.start("server", SERVER)
+        workers = [made.start("worker", told, stdin=subprocess.PIPE) for _ in range(2)]
+        workers.sort(key=lambda number: made.answer(number, 0)["rank"])
+        made.both(workers, "round", {"got": [3.0] * 4})
+        made.kill(workers[1])
+        workers[1], hello = made.told("worker", told)
+        assert hello == {"rank": 1}
+        made.both(workers, "round", {"got": [3.0] * 4})
+        made.both(workers, "end", None)
+        made.wait(*workers, server, scheduler)
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,19 @@ type Failed struct {
 	Why string
 }
 
+// Vacated says that a node is dead, and that its place is kept for another.
+type Vacated struct {
+	View View
+	ID   int
+	Why  string
+}
+
+// Recovered says that a node has taken the place of one that had died.
+type Recovered struct {
+	View View
+	ID   int
+}
+
 // Finished says that the cluster has ended in good order.
 type Finished struct{}
 
@@ -85,10 +98,12 @@ func (a Send) String() string {
 	text := prototext.MarshalOptions{}.Format(a.Meta)
 	return fmt.Sprintf("send %d: %s", a.ID, strings.Join(strings.Fields(text), " ")) // its spaces vary from build to build
 }
-func (a Deliver) String() string  { return "deliver: of " + Name(a.From.ID) }
-func (a Passed) String() string   { return fmt.Sprintf("passed: barrier of group %d", a.Group) }
-func (a Joined) String() string   { return fmt.Sprintf("joined: %d nodes", len(a.View.Members)) }
-func (a Waited) String() string   { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
-func (a Failed) String() string   { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }
-func (a Finished) String() string { return "finished" }
-func (a Note) String() string     { return "note: " + a.Text }
+func (a Deliver) String() string   { return "deliver: of " + Name(a.From.ID) }
+func (a Passed) String() string    { return fmt.Sprintf("passed: barrier of group %d", a.Group) }
+func (a Joined) String() string    { return fmt.Sprintf("joined: %d nodes", len(a.View.Members)) }
+func (a Waited) String() string    { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
+func (a Failed) String() string    { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }
+func (a Vacated) String() string   { return fmt.Sprintf("vacated: %s: %s", Name(a.ID), a.Why) }
+func (a Recovered) String() string { return "recovered: " + Name(a.ID) }
+func (a Finished) String() string  { return "finished" }
+func (a Note) String() string      { return "note: " + a.Text }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -77,6 +78,14 @@ func (s *Scheduler) barrier(group, customer, app int32) *barrier {
 	b := &barrier{group: group, customer: customer, app: app, arrived: map[arrival]bool{}}
 	s.barriers = append(s.barriers, b)
 	return b
+}
+
+// forget takes a node that has died out of the barriers that it has come to. They wait for who takes its place.
+func (s *Scheduler) forget(id int) {
+	for _, b := range s.barriers {
+		maps.DeleteFunc(b.arrived, func(a arrival, _ bool) bool { return a.id == id })
+	}
+	s.barriers = slices.DeleteFunc(s.barriers, func(b *barrier) bool { return len(b.arrived) == 0 })
 }
 
 // maxBarriers bounds the barriers open at a time: groups times the customers of ps-lite's programs.

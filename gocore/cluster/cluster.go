@@ -67,6 +67,9 @@ type Member struct {
 	Protocol    uint32 // 0: a ps-lite program, to which nothing of fptps's own is sent
 	Customer    int    // which of its process's customers asks to be let in, from 0
 	Customers   int    // of a member's process: each has asked for a place among DMLC_NUM_WORKER
+	Classic     bool   // it takes part as a ps-lite program does: another node can take its place
+	Vacant      bool   // it is dead, and its place is kept for another
+	Recovered   bool   // it has taken the place of one that had died
 }
 
 // PSLite tells whether the node is a program of dmlc ps-lite.
@@ -123,6 +126,25 @@ func (v View) ByRole(r Role) []Member {
 // ps-lite's hides what the others are.
 func (v View) PSLite() bool { return slices.ContainsFunc(v.Members, Member.PSLite) }
 
+// Classic tells whether all nodes take part as ps-lite programs do. No tensors are shared out then, and the cluster
+// goes on without a node until another takes its place.
+func (v View) Classic() bool {
+	return !slices.ContainsFunc(v.Members, func(m Member) bool {
+		return m.Role != RoleScheduler && !m.Classic && !m.PSLite()
+	})
+}
+
+// with is the view after a change of one member.
+func (v View) with(m Member) View {
+	v.Members = slices.Clone(v.Members)
+	for i := range v.Members {
+		if v.Members[i].ID == m.ID {
+			v.Members[i] = m
+		}
+	}
+	return v
+}
+
 // Workers lists the workers by rank.
 func (v View) Workers() []Member { return v.ByRole(RoleWorker) }
 
@@ -145,8 +167,9 @@ type Config struct {
 	Workers, Servers  int           // how many make the cluster; a node with 0 workers takes the scheduler's word
 	HeartbeatInterval time.Duration // 0: no heartbeats
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
+	RecoveryTimeout   time.Duration // the scheduler's: how long a dead node's place is kept for another; 0: not at all
 	JoinTimeout       time.Duration // of Join; 0: as long as its context
-	PSLite            bool          // a scheduler of ps-lite's will do
+	PSLite            bool          // it takes part as a ps-lite program does, and a scheduler of ps-lite's will do
 	Attends           bool          // a scheduler whose program comes to the barriers of its group; else it counts as there
 	Customer          int           // of this process, the one that asks to be let in
 	Customers         <-chan int    // others, which ask while the node joins; nil: none
@@ -166,8 +189,12 @@ func (c Config) beats() bool { return c.HeartbeatInterval > 0 && c.HeartbeatTime
 // Events is what a Postoffice or a Runner tells of its own accord, on its own
 // goroutine: the functions must not block, and not call Close. Each may be nil.
 type Events struct {
-	// Lost is the verdict that a node is dead; at most once.
+	// Lost is the verdict that a node is dead, and with it the cluster; at most once.
 	Lost func(id int, why string)
+	// Vacated says that a node is dead, and that its place is kept for another.
+	Vacated func(id int, why string)
+	// Recovered says that another node has taken such a place. It comes before anything of that one.
+	Recovered func(m Member)
 	// Waiting names whom something has waited for 5 s, and again every 5 s: what is
 	// "barrier" or "key 3". Without anyone missing: it goes on.
 	Waiting func(what string, missing []string)
@@ -180,6 +207,18 @@ type Events struct {
 func (e Events) lost(id int, why string) {
 	if e.Lost != nil {
 		e.Lost(id, why)
+	}
+}
+
+func (e Events) vacated(id int, why string) {
+	if e.Vacated != nil {
+		e.Vacated(id, why)
+	}
+}
+
+func (e Events) recovered(m Member) {
+	if e.Recovered != nil {
+		e.Recovered(m)
 	}
 }
 

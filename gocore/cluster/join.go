@@ -63,7 +63,7 @@ func newApplicant(v van.Van, c Config) (*applicant, error) {
 	now := time.Now()
 	a := &applicant{c: c, van: v, start: now, told: now, me: Member{
 		Role: c.Role, Host: c.Host, Port: port, DataPort: c.DataPort,
-		Incarnation: c.Incarnation, Share: c.Share, Place: c.Place, LinkRate: c.LinkRate, Protocol: Protocol,
+		Incarnation: c.Incarnation, Share: c.Share, Place: c.Place, LinkRate: c.LinkRate, Protocol: Protocol, Classic: c.PSLite,
 	}}
 	if _, err := memberOf(nodeOf(a.me)); err != nil {
 		return nil, fault.New(fault.Config, "%v: %v: check DMLC_NODE_HOST and FPTPS_SHARE", c.Role, err)

@@ -54,6 +54,10 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, m *pspb.Meta) {
 		s.refuse(node, reason, tell)
 		return
 	}
+	if s.state == running {
+		s.recover(now, node)
+		return
+	}
 	s.admit(now, node)
 	s.assign(now)
 }
@@ -64,7 +68,7 @@ func (s *Scheduler) knowsSecret(join *pspb.Join) bool {
 
 func (s *Scheduler) isMember(node Member) bool {
 	for _, m := range s.members {
-		if sameAddress(m.Member, node) && m.Incarnation == node.Incarnation {
+		if !m.Vacant && sameAddress(m.Member, node) && m.Incarnation == node.Incarnation {
 			return true
 		}
 	}
@@ -91,6 +95,10 @@ func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 	case workers != 0 && (workers != s.c.Workers || servers != s.c.Servers):
 		return fmt.Sprintf("it expects DMLC_NUM_WORKER=%d and DMLC_NUM_SERVER=%d, the scheduler %d and %d: set the same everywhere",
 			workers, servers, s.c.Workers, s.c.Servers)
+	case s.state == running && s.view.Classic() && (s.vacancy(node.Role) != nil || node.PSLite()):
+		if !node.Classic && !node.PSLite() {
+			return "the place that is free in this cluster is one of ps-lite's classes: use fptps.ps"
+		}
 	case s.state == running:
 		return fmt.Sprintf("the cluster is complete already, with %s and %s: start another cluster with a scheduler of its own",
 			count(s.c.Workers, "worker"), count(s.c.Servers, "server"))

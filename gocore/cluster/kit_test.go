@@ -36,6 +36,7 @@ type told struct {
 	waiting []string
 	failed  []error
 	mail    []string
+	changes []string // nodes that died, and others in their places
 }
 
 func (l *told) events() Events {
@@ -44,6 +45,16 @@ func (l *told) events() Events {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.lost = append(l.lost, Name(id)+": "+why)
+		},
+		Vacated: func(id int, why string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.changes = append(l.changes, Name(id)+" died")
+		},
+		Recovered: func(m Member) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.changes = append(l.changes, Name(m.ID)+" is at "+m.Host)
 		},
 		Waiting: func(what string, missing []string) {
 			l.mu.Lock()

@@ -36,6 +36,15 @@ func barrierMessage(group, app, customer int32, request bool) *pspb.Meta {
 	}
 }
 
+// lostNode says that a node is dead; vacant, that the cluster goes on.
+func lostNode(id int, why string, vacant bool) *pspb.Meta {
+	lost := &pspb.Lost{Id: proto.Int32(int32(id)), Why: proto.String(why)}
+	if vacant {
+		lost.Vacant = proto.Bool(true)
+	}
+	return &pspb.Meta{Own: &pspb.Meta_Lost{Lost: lost}}
+}
+
 // heartbeat says that m lives.
 func heartbeat(m Member) *pspb.Meta {
 	return &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Heartbeat), Node: []*pspb.Node{nodeOf(m)}}}
@@ -65,6 +74,15 @@ func nodeOf(m Member) *pspb.Node {
 		if m.LinkRate != 0 {
 			n.LinkRate = proto.Uint64(m.LinkRate)
 		}
+		if m.Classic {
+			n.Classic = proto.Bool(true)
+		}
+	}
+	if m.Vacant {
+		n.Vacant = proto.Bool(true)
+	}
+	if m.Recovered {
+		n.IsRecovery = proto.Bool(true)
 	}
 	return n
 }
@@ -74,7 +92,7 @@ func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
 		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Place: n.GetPlace(), Protocol: n.GetProtocol(),
-		LinkRate: n.GetLinkRate(), Customer: int(n.GetCustomerId()),
+		LinkRate: n.GetLinkRate(), Customer: int(n.GetCustomerId()), Classic: n.GetClassic(), Vacant: n.GetVacant(), Recovered: n.GetIsRecovery(),
 	}
 	switch {
 	case m.Role < RoleServer || m.Role > RoleScheduler:

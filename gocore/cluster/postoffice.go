@@ -28,7 +28,7 @@ type Postoffice struct {
 	events Events
 	log    *slog.Logger
 	loop   *loop
-	view   View
+	view   View // as this node joined it
 	mail   *mail
 
 	customers []int // those of this process that have asked to be let in
@@ -58,8 +58,8 @@ func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
 // Customers lists those of this process that have asked to be let in; at least one.
 func (p *Postoffice) Customers() []int { return p.customers }
 
-// View is the cluster as this node joined it.
-func (p *Postoffice) View() View { return p.view }
+// View is the cluster as it is now.
+func (p *Postoffice) View() View { return *p.mail.view.Load() }
 
 // Send takes an application's message to a node, itself included. It does not wait,
 // and has no use of data any more when it returns.
@@ -153,7 +153,7 @@ func (p *Postoffice) declare(key uint64, t wire.Tensor, done func(uint32, error)
 // is the scheduler itself, after 1 s.
 func (p *Postoffice) Suspect(id int, why string) {
 	p.loop.do(func() {
-		if p.failure != nil {
+		if p.failure != nil || p.View().Member(id).Vacant {
 			return
 		}
 		p.suspects = append(p.suspects, suspicion{id: id, by: p.view.Self, why: why, at: time.Now()})
@@ -181,14 +181,14 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		return
 	}
 	from, known := p.mail.known(e)
-	if !known || from.ID != wire.SchedulerID && !isMail(e.Meta) {
+	if !known || from.ID != wire.SchedulerID && !IsMail(e.Meta) {
 		p.stray(e.From)
 		return
 	}
 	if from.ID == wire.SchedulerID {
 		p.heard = now
 	}
-	if isMail(e.Meta) {
+	if IsMail(e.Meta) {
 		p.events.message(from, e)
 		return
 	}
@@ -202,12 +202,47 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	case *pspb.Meta_Waiting:
 		p.waiting(own.Waiting)
 	case *pspb.Meta_Lost:
-		p.lose(int(own.Lost.GetId()), clip(own.Lost.GetWhy()))
+		if id, why := int(own.Lost.GetId()), clip(own.Lost.GetWhy()); own.Lost.GetVacant() && id != p.view.Self {
+			p.vacated(id, why)
+		} else {
+			p.lose(id, why)
+		}
 	default:
-		if c := e.Meta.GetControl(); c.GetCmd() == pspb.Barrier && !e.Meta.GetRequest() {
+		switch c := e.Meta.GetControl(); {
+		case c.GetCmd() == pspb.Barrier && !e.Meta.GetRequest():
 			p.passed(int(c.GetBarrierGroup()), int(e.Meta.GetCustomerId()))
+		case c.GetCmd() == pspb.AddNode:
+			for _, n := range c.GetNode() {
+				p.recovered(n)
+			}
 		}
 	}
+}
+
+// vacated takes the news that a node is dead, and that the cluster goes on.
+func (p *Postoffice) vacated(id int, why string) {
+	m := p.View().Member(id)
+	if m.ID == 0 || m.Vacant || id == wire.SchedulerID {
+		return
+	}
+	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
+	m.Vacant = true
+	p.mail.change(p.View().with(m), id)
+	p.events.vacated(id, why)
+}
+
+// recovered takes the news that a node has the place of one that has died. A scheduler of ps-lite's tells of no death.
+func (p *Postoffice) recovered(n *pspb.Node) {
+	m, err := memberOf(n)
+	m.ID, m.Customers = int(n.GetId()), 1
+	old := p.View().Member(m.ID)
+	if err != nil || !m.Recovered || old.ID == 0 || old.Role != m.Role || m.ID == p.view.Self || m.Role == RoleScheduler || sameAddress(old, m) && !old.Vacant {
+		return
+	}
+	p.vacated(m.ID, "another node has taken its place")
+	m.Vacant = false
+	p.mail.change(p.View().with(m), m.ID)
+	p.events.recovered(m)
 }
 
 // stray counts a message that nobody sends who belongs here.

@@ -24,8 +24,7 @@ type Runner struct {
 	joined chan struct{}
 	done   chan struct{}
 	once   sync.Once // of done
-	view   View      // set before joined closes
-	mail   *mail     // the same
+	mail   *mail     // set before joined closes
 	err    error     // set before done closes
 
 	// Touched by the loop's goroutine alone.
@@ -104,18 +103,18 @@ func (r *Runner) whyOver() error {
 // Send takes an application's message to a node, itself included, once Joined has
 // closed. It does not wait, and has no use of data any more when it returns.
 func (r *Runner) Send(id int, m *pspb.Meta, data ...[]byte) error {
-	if id != r.view.Self {
+	if id != wire.SchedulerID {
 		return r.mail.send(id, m, data...)
 	}
 	e := toSelf(id, m, data)
-	if !r.loop.do(func() { r.events.message(r.view.Me(), e) }) {
+	if !r.loop.do(func() { r.events.message(r.View().Me(), e) }) {
 		return van.ErrClosed
 	}
 	return nil
 }
 
 // View is the cluster, once Joined has closed.
-func (r *Runner) View() View { return r.view }
+func (r *Runner) View() View { return *r.mail.view.Load() }
 
 // Done closes when the cluster has ended; Err tells how. The last messages are
 // still to leave: that is Close's.
@@ -189,7 +188,7 @@ func (r *Runner) act(action Action) error {
 	case Send:
 		return v.Send(a.ID, a.Meta)
 	case Joined:
-		r.view, r.mail = a.View, newMail(v, a.View, r.scheduler.ids()...)
+		r.mail = newMail(v, a.View, r.scheduler.ids()...)
 		r.log.Info("scheduler: everyone is here", "workers", r.c.Workers, "servers", r.c.Servers)
 		close(r.joined)
 	case Passed:
@@ -198,6 +197,14 @@ func (r *Runner) act(action Action) error {
 		done(nil)
 	case Deliver:
 		r.events.message(a.From, r.taken)
+	case Vacated:
+		r.log.Warn("scheduler: lost "+Name(a.ID)+"; its place is kept for another", "reason", a.Why, "for", r.c.RecoveryTimeout)
+		r.mail.view.Store(&a.View)
+		r.events.vacated(a.ID, a.Why)
+	case Recovered:
+		r.log.Warn("scheduler: another node is " + Name(a.ID) + " now")
+		r.mail.view.Store(&a.View)
+		r.events.recovered(a.View.Member(a.ID))
 	case Waited:
 		r.log.Log(context.Background(), a.Level, "scheduler: waiting", "for", a.What, "missing", a.Missing)
 		r.events.waiting(a.What, a.Missing)

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"fptps/gocore/wire"
 	"fptps/gocore/wire/pspb"
 )
@@ -51,12 +49,13 @@ type Scheduler struct {
 	since   time.Time // when the oldest joiner came
 
 	// running
-	view     View
-	members  map[int]*member // all but the scheduler
-	barriers []*barrier      // those that somebody waits in, oldest first
-	finals   int             // completed barriers of everyone: the first is the start, the second the end
-	ledger   *ledger
-	suspects []suspicion
+	view       View
+	applicants []Member        // ps-lite programs that wait for a place to become free
+	members    map[int]*member // all but the scheduler
+	barriers   []*barrier      // those that somebody waits in, oldest first
+	finals     int             // completed barriers of everyone: the first is the start, the second the end
+	ledger     *ledger
+	suspects   []suspicion
 
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
@@ -81,6 +80,9 @@ type member struct {
 	Member
 	heard time.Time
 	beats bool // silence counts: a ps-lite program's only after its first heartbeat
+
+	died time.Time // of a Vacant one
+	why  string
 }
 
 // suspicion is a node's word that its data connection to another one broke.
@@ -129,7 +131,7 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 		return
 	}
 	sender := s.members[from]
-	if sender == nil {
+	if sender == nil || sender.Vacant {
 		s.stray(fmt.Sprintf("node %d", from), "no node of this cluster has this id")
 		return
 	}
@@ -138,7 +140,7 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 		return
 	}
 	sender.heard = now
-	if isMail(m) {
+	if IsMail(m) {
 		s.do(Deliver{From: sender.Member})
 		return
 	}
@@ -164,8 +166,8 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 // Gone says that the process of a node has certainly ended, or has left without
 // waiting for the others.
 func (s *Scheduler) Gone(now time.Time, id int, why string) []Action {
-	if s.members[id] != nil && s.state == running {
-		s.verdict(id, why, false)
+	if m := s.members[id]; m != nil && !m.Vacant && s.state == running {
+		s.verdict(now, id, why, false)
 	}
 	return s.take()
 }
@@ -182,6 +184,7 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 	case running:
 		s.tickSuspects(now)
 		s.tickHeartbeats(now)
+		s.tickVacancies(now)
 		s.tickBarriers(now)
 		s.tickDeclarations(now)
 	}
@@ -219,17 +222,20 @@ func (s *Scheduler) tickHeartbeats(now time.Time) {
 	var dead *member
 	for _, id := range s.ids() {
 		m := s.members[id]
-		if m.beats && now.Sub(m.heard) > s.c.HeartbeatTimeout && (dead == nil || m.heard.Before(dead.heard)) {
+		if m.beats && !m.Vacant && now.Sub(m.heard) > s.c.HeartbeatTimeout && (dead == nil || m.heard.Before(dead.heard)) {
 			dead = m
 		}
 	}
 	if dead != nil {
-		s.verdict(dead.ID, fmt.Sprintf("it was silent for %v", now.Sub(dead.heard).Round(time.Second)), true)
+		s.verdict(now, dead.ID, fmt.Sprintf("it was silent for %v", now.Sub(dead.heard).Round(time.Second)), true)
 	}
 }
 
 func (s *Scheduler) stepSuspect(now time.Time, by *member, m *pspb.Suspect) {
 	id := int(m.GetId())
+	if m := s.members[id]; m != nil && m.Vacant {
+		return // it is known
+	}
 	if s.members[id] == nil || id == by.ID {
 		s.stray(Name(by.ID), fmt.Sprintf("it suspects %s", Name(id)))
 		return
@@ -243,21 +249,27 @@ func (s *Scheduler) tickSuspects(now time.Time) {
 	for _, o := range s.suspects {
 		if now.Sub(o.at) >= suspectTime {
 			why := fmt.Sprintf("the connection between %s and %s broke: %s", Name(o.by), Name(o.id), o.why)
-			s.verdict(o.id, why, true)
+			s.verdict(now, o.id, why, true)
 			return
 		}
 	}
 }
 
-// verdict declares a node dead, once and for all. One that may still live is told too.
-func (s *Scheduler) verdict(id int, why string, mayLive bool) {
-	s.state = ended
+// verdict declares a node dead: the end of the cluster, or a place to be taken by another. One that may still live is
+// told too.
+func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
+	vacant := s.mayRecover(id)
 	for _, other := range s.ids() {
 		if other != id || mayLive {
-			s.tell(other, &pspb.Meta{Own: &pspb.Meta_Lost{Lost: &pspb.Lost{Id: proto.Int32(int32(id)), Why: proto.String(why)}}})
+			s.tell(other, lostNode(id, why, vacant))
 		}
 	}
 	s.do(Disconnect{ID: id, Now: !mayLive})
+	if vacant {
+		s.vacate(now, id, why)
+		return
+	}
+	s.state = ended
 	s.do(Failed{ID: id, Why: why})
 }
 
@@ -277,8 +289,11 @@ func (s *Scheduler) ids() []int {
 	return ids
 }
 
-// send takes a message of ps-lite's to a member.
+// send takes a message of ps-lite's to a member that lives.
 func (s *Scheduler) send(id int, m *pspb.Meta) {
+	if s.members[id].Vacant {
+		return
+	}
 	m.Token = s.token[:]
 	s.do(Send{ID: id, Meta: m})
 }

@@ -47,6 +47,7 @@ type Config struct {
 	JoinTimeout       time.Duration
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
+	RecoveryTimeout   time.Duration
 	SendBuffer        int
 	ReceiveBuffer     int
 	PS                bool // it is its program that ends a server or scheduler, and programs of ps-lite may be in its cluster
@@ -78,6 +79,9 @@ var Settings = []Setting{
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
 		Doc:   "A node that was silent for so long is dead; 0: never. A killed process is noticed at once, without it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatTimeout })},
+	{Name: "FPTPS_RECOVERY_TIMEOUT", Default: "60", Unit: "seconds",
+		Doc:   "Of the scheduler, in a cluster of `fptps.ps` and ps-lite's programs: how long the place of a dead node is kept for another before the cluster ends; 0: it ends at once.",
+		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},
 	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join; on a worker also the bound of every wait that has none of its own. `KVWorker(timeout=)` goes before it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
 	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, a whole number relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",

@@ -65,9 +65,10 @@ func groupName(group int) string {
 
 // Place is what a node knows of the cluster: its members' ids and roles.
 type Place struct {
-	ID      int      `json:"id"`
-	Members []Member `json:"members"` // the scheduler last
-	Dead    []int    `json:"dead"`
+	ID        int      `json:"id"`
+	Recovered bool     `json:"recovered"` // this node has the place of one that had died
+	Members   []Member `json:"members"`   // the scheduler last
+	Dead      []int    `json:"dead"`
 }
 
 // Member is one node of a Place.
@@ -80,7 +81,7 @@ type Member struct {
 func (n *Node) Place() Place {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := Place{ID: n.mu.view.Self, Members: []Member{}, Dead: slices.Clone(n.mu.dead)}
+	p := Place{ID: n.mu.view.Self, Recovered: n.mu.view.Me().Recovered, Members: []Member{}, Dead: slices.Clone(n.mu.dead)}
 	for _, m := range n.mu.view.Members {
 		p.Members = append(p.Members, Member{ID: m.ID, Role: m.Role.String()})
 	}

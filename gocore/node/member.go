@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"time"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
@@ -30,16 +31,13 @@ func (n *Node) runMember() error {
 		return err
 	}
 	n.Office.Join(post)
-	if view := post.View(); view.PSLite() {
-		err = n.connectScheduler(ctx, tr, view)
-	} else {
-		err = n.connect(ctx, tr, view)
-	}
-	if err != nil {
+	if err := n.connect(ctx, tr, post.View()); err != nil {
 		return err
 	}
-	if err := n.allHere(ctx, post); err != nil {
-		return err
+	if !post.View().Me().Recovered { // as in ps-lite: the others have had that barrier
+		if err := n.allHere(ctx, post); err != nil {
+			return err
+		}
 	}
 	n.mu.Lock()
 	if n.mu.state == joining {
@@ -98,7 +96,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.lost, Waiting: n.waiting, Message: n.Office.Deliver, Failed: n.controlPlaneFailed}
+	events := cluster.Events{Lost: n.lost, Vacated: n.vacated, Recovered: n.recovered, Waiting: n.waiting, Message: n.Office.Deliver, Failed: n.controlPlaneFailed}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -117,54 +115,109 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, RecoveryTimeout: c.RecoveryTimeout, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.others,
 	}
 }
 
 // connect builds what this node does with data, and its connections.
 func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluster.View) error {
-	shares, err := sharesOf(view)
+	t, err := n.tensorsOf(tr, view)
 	if err != nil {
 		return err
 	}
-	if err := tr.Divide(lanesOf(view)); err != nil {
+	if err := n.own(func() { n.mu.worker, n.mu.view = t.worker, view }); err != nil {
 		return err
 	}
-	lanes := make([]kv.DataPlane, lanesOf(view))
-	for i := range lanes {
-		lanes[i] = tr.Lane(i)
+	dial, accept := connections(view, t.aggregators)
+	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // messages have the first lane
+	for _, h := range t.lanes[1:] {
+		handlers = append(handlers, h)
 	}
-	var worker *kv.Worker
-	if n.config.Role == cluster.RoleWorker {
-		worker = n.newWorker(view, shares, lanes)
-	}
-	if err := n.own(func() { n.mu.worker, n.mu.view = worker, view }); err != nil {
-		return err
-	}
-	dial, accept := connections(view, shares)
 	self := transport.Identity{ID: uint32(view.Self), Incarnation: view.Me().Incarnation, Token: view.Token}
-	tr.Start(self, incarnations(view, accept), ratesOf(view, shares), n.handlers(view, shares, worker, lanes)...)
-	for i := range lanes {
+	n.Office.Link(tr, slices.Concat(dial, accept)...) // before any of them can send
+	tr.Start(self, incarnations(view, accept), ratesOf(view, t.aggregators), handlers...)
+	for i := range handlers {
 		if err := n.meet(ctx, tr.Lane(i), view, dial, accept); err != nil {
 			return err
 		}
 		dial = slices.DeleteFunc(dial, func(id int) bool { return id == wire.SchedulerID }) // which has one lane
 	}
+	close(n.connected)
+	for _, m := range view.Members {
+		if m.Vacant {
+			n.vacated(m.ID, "it died before this node came")
+		}
+	}
 	return nil
+}
+
+// sleep tells whether ctx lasts so long.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// tensors is what a node does with them.
+type tensors struct {
+	worker      *kv.Worker
+	aggregators []uint32      // the nodes that values are sent to
+	lanes       []*kv.Handler // of the data plane
+}
+
+// tensorsOf makes that of this node. Where all nodes take part as programs of ps-lite do, or one is such a program, no
+// tensors travel; messages do, between the nodes that are fptps's.
+func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, error) {
+	if view.PSLite() || view.Classic() {
+		if n.config.Role == cluster.RoleWorker && !n.config.PS {
+			return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
+		}
+		t := &tensors{lanes: []*kv.Handler{n.handler(view)}}
+		for _, m := range view.Servers() {
+			t.aggregators = append(t.aggregators, uint32(m.ID))
+		}
+		return t, nil
+	}
+	shares, err := sharesOf(view)
+	if err != nil {
+		return nil, err
+	}
+	if err := tr.Divide(lanesOf(view)); err != nil {
+		return nil, err
+	}
+	lanes := make([]kv.DataPlane, lanesOf(view))
+	for i := range lanes {
+		lanes[i] = tr.Lane(i)
+	}
+	t := &tensors{aggregators: shares.Aggregators()}
+	if n.config.Role == cluster.RoleWorker {
+		t.worker = n.newWorker(view, shares, lanes)
+	}
+	t.lanes = n.handlers(view, t, lanes)
+	return t, nil
+}
+
+// handler is one that takes no packets.
+func (n *Node) handler(view cluster.View) *kv.Handler {
+	return &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
 }
 
 // handlers is what this node does with packets, lane by lane: a packet has its lane on
 // all nodes, so that each lane sums its own.
-func (n *Node) handlers(view cluster.View, shares *plan.Plan, worker *kv.Worker, lanes []kv.DataPlane) []transport.Handler {
+func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*kv.Handler {
 	workers := []uint32{}
 	for _, m := range view.Workers() {
 		workers = append(workers, uint32(m.ID))
 	}
-	var all []transport.Handler
+	var all []*kv.Handler
 	for _, lane := range lanes {
-		h := &kv.Handler{Self: uint32(view.Self), Worker: worker, OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
-		if slices.Contains(shares.Aggregators(), h.Self) {
+		h := n.handler(view)
+		h.Worker = t.worker
+		if slices.Contains(t.aggregators, h.Self) {
 			h.Aggregator = kv.NewAggregator(workers, lane, n.config.WholeSums, n.log)
 		}
 		all = append(all, h)
@@ -177,33 +230,15 @@ func (n *Node) meet(ctx context.Context, lane *transport.Transport, view cluster
 	for _, id := range dial {
 		m := view.Member(id)
 		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
-		if err := lane.Dial(ctx, uint32(id), m.Incarnation, address); err != nil {
+		err := lane.Dial(ctx, uint32(id), m.Incarnation, address)
+		for err != nil && view.Me().Recovered && sleep(ctx, retryTime) { // who has not heard of this node yet refuses it
+			err = lane.Dial(ctx, uint32(id), m.Incarnation, address)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return lane.Await(ctx, toUint32(slices.Concat(dial, accept)))
-}
-
-// connectScheduler makes the one data connection of a node in a cluster with programs
-// of ps-lite: with the scheduler, unless that is one too.
-func (n *Node) connectScheduler(ctx context.Context, tr *transport.Transport, view cluster.View) error {
-	if n.config.Role == cluster.RoleWorker && !n.config.PS {
-		return fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
-	}
-	if err := n.own(func() { n.mu.view = view }); err != nil {
-		return err
-	}
-	handler := &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, nil, transport.Rates{}, handler)
-	scheduler := view.Member(wire.SchedulerID)
-	if scheduler.PSLite() {
-		return nil
-	}
-	address := net.JoinHostPort(scheduler.Host, strconv.Itoa(scheduler.DataPort))
-	if err := tr.Dial(ctx, wire.SchedulerID, scheduler.Incarnation, address); err != nil {
-		return err
-	}
-	return tr.Await(ctx, []uint32{wire.SchedulerID})
 }
 
 // newWorker makes the key-value store of a worker.
@@ -229,18 +264,18 @@ func sharesOf(view cluster.View) (*plan.Plan, error) {
 
 // connections says whom this node has data connections with: whom it dials, and
 // who dials it. Every node has one with the scheduler, whose end is the news of a
-// death; each worker has one with every aggregator. Of a pair the worker dials
-// the server, and the worker of higher rank dials the other worker.
-func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
+// death; each worker has one with every server and aggregator. Of a pair the worker dials
+// the server, and the worker of higher rank dials the other worker. Programs of ps-lite have none.
+func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 	me := view.Me()
 	for _, m := range view.Members {
 		switch {
-		case m.ID == me.ID:
+		case m.ID == me.ID || m.PSLite() || m.Vacant:
 		case m.Role == cluster.RoleScheduler:
 			dial = append(dial, m.ID)
 		case me.Role == cluster.RoleScheduler:
 			accept = append(accept, m.ID)
-		case !exchange(me, m, shares.Aggregators()):
+		case !exchange(me, m, aggregators) && !workerAndServer(me, m):
 		case me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID):
 			dial = append(dial, m.ID)
 		default:
@@ -251,12 +286,17 @@ func connections(view cluster.View, shares *plan.Plan) (dial, accept []int) {
 	return dial, accept
 }
 
-// exchange tells whether tensors travel between two nodes: one of them is a worker
+// exchange tells whether values travel between two nodes: one of them is a worker
 // and the other sums.
 func exchange(a, b cluster.Member, aggregators []uint32) bool {
 	works := func(m cluster.Member) bool { return m.Role == cluster.RoleWorker }
 	sums := func(m cluster.Member) bool { return slices.Contains(aggregators, uint32(m.ID)) }
 	return a.ID != b.ID && (works(a) && sums(b) || works(b) && sums(a))
+}
+
+// workerAndServer tells whether two nodes are that: applications' messages travel between them.
+func workerAndServer(a, b cluster.Member) bool {
+	return a.Role == cluster.RoleWorker && b.Role == cluster.RoleServer || a.Role == cluster.RoleServer && b.Role == cluster.RoleWorker
 }
 
 func incarnations(view cluster.View, ids []int) map[uint32]uint64 {
@@ -312,7 +352,7 @@ func (n *Node) noteDead(id int) {
 
 // connectionLost takes the news that a data connection ended.
 func (n *Node) connectionLost(node uint32, err error) {
-	if err == nil {
+	if err == nil || n.isDead(int(node)) {
 		return
 	}
 	if post := n.post(); post != nil {

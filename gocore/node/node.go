@@ -30,15 +30,16 @@ type Node struct {
 	Tickets *kv.Tickets
 	Office  *ps.Office
 
-	config Config
-	log    *slog.Logger
-	ctx    context.Context // ends when the node closes
-	cancel context.CancelFunc
-	life   *kv.Ticket    // see Life
-	over   chan struct{} // closed at the end of life
-	lived  error         // how life ended, once over is closed
-	others chan int      // customers of the process that start while it joins
-	ending sync.Mutex    // held throughout end
+	config    Config
+	log       *slog.Logger
+	ctx       context.Context // ends when the node closes
+	cancel    context.CancelFunc
+	life      *kv.Ticket    // see Life
+	over      chan struct{} // closed at the end of life
+	connected chan struct{} // closed when the node has its first data connections, on the scheduler when it awaits them
+	lived     error         // how life ended, once over is closed
+	others    chan int      // customers of the process that start while it joins
+	ending    sync.Mutex    // held throughout end
 
 	mu struct {
 		sync.Mutex
@@ -52,7 +53,8 @@ type Node struct {
 		view      cluster.View
 		hasJoined bool
 		lifeEnded bool
-		dead      []int // by the scheduler's verdict
+		dead      []int        // by the scheduler's verdict
+		turns     map[int]turn // what news of nodes lead to, by id
 	}
 }
 
@@ -73,9 +75,10 @@ var setProcs = sync.OnceFunc(func() { runtime.GOMAXPROCS(runtime.NumCPU() + spar
 // Open starts a node. It returns at once; Life tells how it goes on.
 func Open(c Config) *Node {
 	setProcs()
-	n := &Node{config: c, Tickets: kv.NewTickets(), over: make(chan struct{}), others: make(chan int, maxCustomers)}
+	n := &Node{config: c, Tickets: kv.NewTickets(), over: make(chan struct{}), connected: make(chan struct{}), others: make(chan int, maxCustomers)}
 	n.log = newLog(c)
 	n.Office = ps.NewOffice(c.Role, n.log)
+	n.mu.turns = map[int]turn{}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life = n.Tickets.New(n.explainLife)
 	go n.guard(n.run)

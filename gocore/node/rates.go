@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"fptps/gocore/cluster"
-	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 )
 
@@ -27,13 +26,13 @@ const (
 func payloadRate(bits uint64) float64 { return float64(bits) / 8 * payloadShare * fullShare }
 
 // ratesOf gives the rates of this node, me, in its cluster.
-func ratesOf(view cluster.View, shares *plan.Plan) transport.Rates {
+func ratesOf(view cluster.View, aggregators []uint32) transport.Rates {
 	own := payloadRate(view.Me().LinkRate)
 	rates := transport.Rates{Out: own, In: own, To: map[uint32]float64{}}
 	for _, m := range view.Members {
 		senders := 0
 		for _, other := range view.Members {
-			if exchange(m, other, shares.Aggregators()) {
+			if exchange(m, other, aggregators) {
 				senders++
 			}
 		}

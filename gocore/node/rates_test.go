@@ -44,7 +44,7 @@ func TestRates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rates := ratesOf(view, shares)
+	rates := ratesOf(view, shares.Aggregators())
 	near := func(a, b float64) bool { return math.Abs(a-b) < 1 }
 	if !near(rates.Out, payload) || !near(rates.In, payload) {
 		t.Errorf("own link: %v, %v; expected %v", rates.Out, rates.In, payload)

@@ -23,7 +23,9 @@ func (n *Node) runScheduler() error {
 	if err != nil {
 		return err
 	}
-	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }})
+	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{
+		Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }, Vacated: n.vacated, Recovered: n.recovered,
+	})
 	if err != nil {
 		return err
 	}
@@ -36,8 +38,8 @@ func (n *Node) runScheduler() error {
 	case <-runner.Done():
 		return runner.Err()
 	}
-	n.Office.Join(runner)
 	n.watch(tr, runner)
+	n.Office.Join(runner)
 	if n.config.PS {
 		runner.Barrier(cluster.AllGroup, func(err error) {
 			if err == nil {
@@ -69,7 +71,7 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	handler := &kv.Handler{
 		Self: uint32(view.Self), OnFailed: n.dataPlaneFailed,
 		OnLost: func(node uint32, err error) {
-			if err != nil {
+			if err != nil && !n.isDead(int(node)) {
 				runner.Gone(int(node), "its process ended, or left without waiting for the others")
 			}
 		},
@@ -77,7 +79,9 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	n.mu.Lock()
 	n.mu.view, n.mu.hasJoined = view, true
 	n.mu.Unlock()
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, handler)
+	n.Office.Link(tr, nodes...)
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, plane{handler, n.Office})
+	close(n.connected)
 	go n.guard(func() error { n.expect(tr, runner, nodes); return nil })
 }
 

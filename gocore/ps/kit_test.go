@@ -2,7 +2,11 @@ package ps
 
 import (
 	"bytes"
+	"cmp"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"fptps/gocore/cluster"
+	"fptps/gocore/transport"
 	"fptps/gocore/van"
 	"fptps/gocore/wire"
 	"fptps/gocore/wire/pspb"
@@ -22,6 +27,8 @@ type hub struct {
 	offices map[int]*Office
 	mu      sync.Mutex // of sent: the offices' timers send, too
 	sent    []parcel
+	lines   map[[2]int][]*transport.Outgoing // what waits for the data plane's connections, in the order of Send
+	random  *rand.Rand
 	log     bytes.Buffer
 }
 
@@ -53,8 +60,15 @@ func (p hubPost) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	return nil
 }
 
-func newHub(t *testing.T, workers, servers int) *hub {
-	h := &hub{t: t, offices: map[int]*Office{}}
+// bothWays runs a test with messages over ZeroMQ, and with messages over the data plane.
+func bothWays(t *testing.T, test func(*testing.T, bool)) {
+	t.Run("zeromq", func(t *testing.T) { test(t, false) })
+	t.Run("packets", func(t *testing.T) { test(t, true) })
+}
+
+// newHub makes a cluster; link has messages between workers, servers and the scheduler go over the data plane.
+func newHub(t *testing.T, link bool, workers, servers int) *hub {
+	h := &hub{t: t, offices: map[int]*Office{}, random: rand.New(rand.NewPCG(uint64(workers), uint64(servers)))}
 	log := slog.New(slog.NewTextHandler(&h.log, nil))
 	add := func(role cluster.Role, id int) {
 		h.members = append(h.members, cluster.Member{ID: id, Role: role, Protocol: cluster.Protocol})
@@ -69,13 +83,80 @@ func newHub(t *testing.T, workers, servers int) *hub {
 	add(cluster.RoleScheduler, wire.SchedulerID)
 	for id, o := range h.offices {
 		o.Join(hubPost{h, id})
+		for _, m := range h.members {
+			if link && m.ID != id && m.Role != o.role {
+				o.Link(hubPlane{h, id}, m.ID)
+			}
+		}
 	}
 	return h
+}
+
+// hubPlane is one node's data plane.
+type hubPlane struct {
+	*hub
+	self int
+}
+
+func (p hubPlane) Send(peer uint32, m transport.Outgoing) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lines == nil {
+		p.lines = map[[2]int][]*transport.Outgoing{}
+	}
+	at := [2]int{p.self, int(peer)}
+	p.lines[at] = append(p.lines[at], &m)
+}
+
+// carry brings one packet, the most urgent of a connection; false where there is none.
+func (h *hub) carry() bool {
+	h.mu.Lock()
+	ends := slices.SortedFunc(maps.Keys(h.lines), func(a, b [2]int) int { return cmp.Or(a[0]-b[0], a[1]-b[1]) })
+	if len(ends) == 0 {
+		h.mu.Unlock()
+		return false
+	}
+	at := ends[h.random.IntN(len(ends))]
+	runs := h.lines[at]
+	run := slices.MaxFunc(runs, func(a, b *transport.Outgoing) int { return cmp.Compare(a.Header.Priority, b.Header.Priority) })
+	header, data := run.Header, run.Data[:min(wire.PacketBytes, len(run.Data))]
+	header.RawLen, header.WireLen = uint32(len(data)), uint32(len(data))
+	run.Data = run.Data[len(data):]
+	run.Header.Packet++
+	over := len(run.Data) == 0
+	if over {
+		h.lines[at] = slices.DeleteFunc(runs, func(r *transport.Outgoing) bool { return r == run })
+	}
+	if len(h.lines[at]) == 0 {
+		delete(h.lines, at)
+	}
+	h.mu.Unlock()
+	h.packet(at[0], at[1], &header, data)
+	if over {
+		run.Owner.Release()
+	}
+	return true
+}
+
+// packet brings one packet, whose header has to be one that the wire takes.
+func (h *hub) packet(from, to int, header *wire.Header, data []byte) {
+	h.t.Helper()
+	var b [wire.HeaderBytes]byte
+	header.Put(b[:])
+	if err := header.Get(b[:]); err != nil {
+		h.t.Fatal(err)
+	}
+	place := h.offices[to].Place(uint32(from), header)
+	copy(place.Bytes, data)
+	h.offices[to].Arrived(uint32(from), header, place)
 }
 
 // deliver brings everything that was sent, and what is sent because of it.
 func (h *hub) deliver() {
 	for {
+		if h.carry() {
+			continue
+		}
 		h.mu.Lock()
 		if len(h.sent) == 0 {
 			h.mu.Unlock()
@@ -89,6 +170,15 @@ func (h *hub) deliver() {
 }
 
 func (h *hub) give(from, to int, meta *pspb.Meta, data ...[]byte) {
+	if h.offices[to].lines.get(from) != nil {
+		encoded, err := van.Encode(meta)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		b := first(append([][]byte{encoded}, data...), new(depot).get) // all of it, in tests that give
+		h.packet(from, to, &wire.Header{Kind: wire.Part, Run: 1, Round: 1 << 60, RawLen: uint32(len(b)), WireLen: uint32(len(b))}, b)
+		return
+	}
 	member := cluster.Member{ID: from}
 	h.offices[to].Deliver(member, &van.Envelope{From: from, Meta: meta, Data: data})
 }

@@ -34,17 +34,26 @@ type Message struct {
 	Priority  int32
 	KVs       KVs
 	Failure   string // of a response: why the request failed
+	Life      int    // of a request that came, and of its answer: how many nodes have had Peer's id before
+
+	done   func() // of one that is sent: its values, no one's but its own, are no longer read. nil: they are the caller's
+	lent   []byte // of one that came: the depot's memory that its values are in
+	landed bool   // the same: its values are where its requester waits for them
+}
+
+// release calls done, once.
+func (m *Message) release() {
+	if m.done != nil {
+		m.done()
+		m.done = nil
+	}
 }
 
 const noReason = "no reason was given"
 
 // Parse reads a message of peer. It takes no frame's memory but that of the values.
 func Parse(peer int, meta *pspb.Meta, frames [][]byte) (*Message, error) {
-	m := &Message{
-		Peer: peer, App: meta.GetAppId(), Customer: meta.GetCustomerId(), Timestamp: meta.GetTimestamp(), Head: meta.GetHead(),
-		Body: meta.GetBody(), Request: meta.GetRequest(), Simple: meta.GetSimpleApp(),
-		Push: meta.GetPush(), Pull: meta.GetPull(), Priority: meta.GetPriority(),
-	}
+	m := headOf(peer, meta)
 	if meta.AppId == nil || meta.Timestamp == nil {
 		return nil, fmt.Errorf("a message without app or timestamp")
 	}
@@ -63,6 +72,15 @@ func Parse(peer int, meta *pspb.Meta, frames [][]byte) (*Message, error) {
 	// Before ps-lite had both in one, what was no push was a pull.
 	m.Pull = m.Pull || !m.Push
 	return m, m.parseKVs(meta, frames)
+}
+
+// headOf is a message without its keys and values.
+func headOf(peer int, meta *pspb.Meta) *Message {
+	return &Message{
+		Peer: peer, App: meta.GetAppId(), Customer: meta.GetCustomerId(), Timestamp: meta.GetTimestamp(), Head: meta.GetHead(),
+		Body: meta.GetBody(), Request: meta.GetRequest(), Simple: meta.GetSimpleApp(),
+		Push: meta.GetPush(), Pull: meta.GetPull(), Priority: meta.GetPriority(),
+	}
 }
 
 func (m *Message) parseKVs(meta *pspb.Meta, frames [][]byte) error {

@@ -3,6 +3,7 @@ package ps
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -33,11 +34,14 @@ type Post interface {
 
 // Office is a node's end of all apps.
 type Office struct {
-	role   cluster.Role
-	log    *slog.Logger
-	joined chan struct{} // closed by Join
-	post   Post          // set before joined closes
-	mu     struct {
+	role    cluster.Role
+	log     *slog.Logger
+	joined  chan struct{} // closed by Join
+	post    Post          // set before joined closes
+	lines   lines         // to nodes that are reached over the data plane
+	depot   depot
+	absence absence
+	mu      struct {
 		sync.Mutex
 		customers map[address]*Customer
 		early     []early // for apps that are not open yet, in the order they came
@@ -59,8 +63,10 @@ type early struct {
 // NewOffice makes the office of a node that is going to join its cluster.
 func NewOffice(role cluster.Role, log *slog.Logger) *Office {
 	o := &Office{role: role, log: log, joined: make(chan struct{})}
+	o.lines.of = map[int]*line{}
 	o.mu.customers = map[address]*Customer{}
 	o.mu.logged = map[int]bool{}
+	o.absence.gone, o.absence.lives = map[int]error{}, map[int]int{}
 	return o
 }
 
@@ -97,7 +103,7 @@ func (o *Office) Open(app, customer int32) (*Customer, error) {
 			return false
 		}
 		o.mu.bytes -= e.m.size()
-		o.hand(c, e.m)
+		c.enqueue(e.m)
 		return true
 	})
 	return c, nil
@@ -117,23 +123,37 @@ func (o *Office) forget(c *Customer) {
 	delete(o.mu.customers, address{c.App, c.ID})
 }
 
-// Deliver takes a message of a node, this one included. It never waits.
+// Deliver takes a message of a node, this one included, that came over ZeroMQ. It never waits.
 func (o *Office) Deliver(from cluster.Member, e *van.Envelope) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	m, err := Parse(from.ID, e.Meta, e.Data)
+	o.take(from.ID, m, err)
+}
+
+// take hands a message to its customer. With an error it makes no sense; m is then what is known of it, maybe nil.
+func (o *Office) take(from int, m *Message, err error) {
+	if m != nil {
+		m.Life = o.life(from)
+	}
+	o.mu.Lock()
 	if err != nil {
-		o.reject(from.ID, err.Error())
+		defer o.mu.Unlock()
+		o.reject(from, err.Error())
 		if m != nil {
 			o.malformed(m, err)
 		}
 		return
 	}
 	at := o.at(m.App, m.Customer)
-	if c := o.mu.customers[at]; c != nil {
-		o.hand(c, m)
-	} else {
+	c := o.mu.customers[at]
+	if c == nil {
 		o.keep(at, m)
+	}
+	o.mu.Unlock()
+	if c == nil { // what one node sends comes one after the other, so that the lock is not needed for its order
+		return
+	}
+	if err := c.accept(m); err != nil {
+		o.Reject(from, err.Error())
 	}
 }
 
@@ -145,12 +165,6 @@ func (o *Office) malformed(m *Message, why error) {
 	} else if c := o.mu.customers[o.at(m.App, m.Customer)]; c != nil {
 		m.Failure = "its answer makes no sense: " + why.Error()
 		c.accept(m) // one that nobody has asked for is counted already
-	}
-}
-
-func (o *Office) hand(c *Customer, m *Message) {
-	if err := c.accept(m); err != nil {
-		o.reject(m.Peer, err.Error())
 	}
 }
 
@@ -226,28 +240,35 @@ func (o *Office) Rejected() uint64 {
 func (o *Office) Fail(err error) {
 	o.mu.Lock()
 	o.mu.failure = err
-	all := make([]*Customer, 0, len(o.mu.customers))
-	for _, c := range o.mu.customers {
-		all = append(all, c)
-	}
+	all := slices.Collect(maps.Values(o.mu.customers))
 	o.mu.Unlock()
 	for _, c := range all {
 		c.fail(err)
 	}
 }
 
+// send takes a message to its node, and is through with its values: their done is called, now or later.
 func (o *Office) send(m *Message) error {
+	defer m.release()
 	if !o.hasJoined() {
 		return fault.New(fault.Closed, "this node has not joined its cluster yet")
+	}
+	why, stale := o.reachable(m)
+	if stale || why != nil && !m.Request {
+		return nil // nobody waits for this answer any more
+	}
+	if why != nil {
+		return why
 	}
 	if len(m.Failure) > maxFailure {
 		m.Failure = m.Failure[:maxFailure] + "..."
 	}
+	if l := o.lines.get(m.Peer); l != nil {
+		return o.transmit(l, m)
+	}
 	meta, frames := m.Encode()
-	for _, frame := range frames {
-		if len(frame) > van.MaxFrame {
-			return fault.New(fault.Value, "%d bytes for one server in one request, at most %d", len(frame), van.MaxFrame)
-		}
+	if err := bounded(frames); err != nil {
+		return err
 	}
 	return o.post.Send(m.Peer, meta, frames...)
 }

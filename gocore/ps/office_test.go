@@ -20,8 +20,10 @@ const (
 	worker0, worker1 = 9, 11
 )
 
-func TestRequestToAGroup(t *testing.T) {
-	h := newHub(t, 2, 1)
+func TestRequestToAGroup(t *testing.T) { bothWays(t, testRequestToAGroup) }
+
+func testRequestToAGroup(t *testing.T, link bool) {
+	h := newHub(t, link, 2, 1)
 	asker := h.open(wire.SchedulerID, 3, 3)
 	var others []*Customer
 	for _, id := range []int{server0, worker0, worker1} {
@@ -60,15 +62,17 @@ func TestRequestToAGroup(t *testing.T) {
 }
 
 // Each customer of a worker has its own requests, of the same numbers.
-func TestCustomersApart(t *testing.T) {
-	h := newHub(t, 1, 1)
+func TestCustomersApart(t *testing.T) { bothWays(t, testCustomersApart) }
+
+func testCustomersApart(t *testing.T, link bool) {
+	h := newHub(t, link, 1, 1)
 	server := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
 	a, b := h.open(worker0, 0, 0), h.open(worker0, 0, 1)
 	if _, err := h.offices[worker0].Open(0, 1); fault.CodeOf(err) != fault.Value {
 		t.Errorf("a customer twice: %v", err)
 	}
 	push := func(c *Customer, value byte) int32 {
-		ts, err := c.Exchange(true, true, KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, 0, 0)
+		ts, err := c.Exchange(true, true, KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,22 +88,26 @@ func TestCustomersApart(t *testing.T) {
 	}
 }
 
-func TestRequestWithoutKeysEndsAtOnce(t *testing.T) {
-	h := newHub(t, 1, 2)
+func TestRequestWithoutKeysEndsAtOnce(t *testing.T) { bothWays(t, testRequestWithoutKeysEndsAtOnce) }
+
+func testRequestWithoutKeysEndsAtOnce(t *testing.T, link bool) {
+	h := newHub(t, link, 1, 2)
 	c := h.open(worker0, 0, 0)
-	ts, err := c.Exchange(true, false, KVs{DType: wire.Float32}, 0, 0)
+	ts, err := c.Exchange(true, false, KVs{DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := h.result(c, ts); r.Err != nil || len(h.sent) > 0 {
-		t.Errorf("%+v, %d messages", r, len(h.sent))
+	if r := h.result(c, ts); r.Err != nil || len(h.sent)+len(h.lines) > 0 {
+		t.Errorf("%+v, and something was sent", r)
 	}
 }
 
 // A request waits 5 s for its app, then it is answered with an error.
-func TestUnknownApp(t *testing.T) {
+func TestUnknownApp(t *testing.T) { bothWays(t, testUnknownApp) }
+
+func testUnknownApp(t *testing.T, link bool) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHub(t, 1, 1)
+		h := newHub(t, link, 1, 1)
 		c := h.open(worker0, 4, 0)
 		ask := func() int32 {
 			ts, err := c.Request(1, nil, server0)
@@ -133,9 +141,11 @@ func TestUnknownApp(t *testing.T) {
 	})
 }
 
-func TestEarlyMessagesAreBounded(t *testing.T) {
+func TestEarlyMessagesAreBounded(t *testing.T) { bothWays(t, testEarlyMessagesAreBounded) }
+
+func testEarlyMessagesAreBounded(t *testing.T, link bool) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHub(t, 1, 1)
+		h := newHub(t, link, 1, 1)
 		c := h.open(worker0, 4, 0)
 		for range maxEarly + 1 {
 			if _, err := c.Request(1, nil, server0); err != nil {
@@ -152,11 +162,13 @@ func TestEarlyMessagesAreBounded(t *testing.T) {
 
 // Every message that makes no sense is counted, logged once for its sender, and
 // answered if it is a request; an answer that makes no sense ends its request.
-func TestNonsense(t *testing.T) {
-	h := newHub(t, 2, 1)
+func TestNonsense(t *testing.T) { bothWays(t, testNonsense) }
+
+func testNonsense(t *testing.T, link bool) {
+	h := newHub(t, link, 2, 1)
 	server := h.open(server0, 0, 0)
 	c := h.open(worker0, 0, 0)
-	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, 0, 0)
+	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,11 +177,11 @@ func TestNonsense(t *testing.T) {
 		meta, _ := m.Encode()
 		return meta
 	}
-	h.sent = nil
+	h.sent, h.lines = nil, nil
 	h.give(worker0, server0, request(Message{Push: true}), make([]byte, 8))
 	h.give(worker0, server0, request(Message{Pull: true}))
-	if len(h.sent) != 2 {
-		t.Fatalf("%d answers", len(h.sent))
+	if len(h.sent)+len(h.lines) == 0 {
+		t.Fatal("no answers")
 	}
 	h.give(worker1, server0, &pspb.Meta{Request: proto.Bool(true)})                        // nobody knows whom to answer
 	h.give(worker1, server0, &pspb.Meta{AppId: proto.Int32(0), Timestamp: proto.Int32(3)}) // an answer to nothing
@@ -184,7 +196,7 @@ func TestNonsense(t *testing.T) {
 	}
 	h.wantRejected(worker0, 1, "server 0") // the second answer
 
-	ts, err = c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, 0, 0)
+	ts, err = c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,8 +207,10 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-func TestFailure(t *testing.T) {
-	h := newHub(t, 1, 2)
+func TestFailure(t *testing.T) { bothWays(t, testFailure) }
+
+func testFailure(t *testing.T, link bool) {
+	h := newHub(t, link, 1, 2)
 	c := h.open(worker0, 0, 0)
 	servers := []*Customer{h.open(server0, 0, 0), h.open(server1, 0, 0)}
 	ts, err := c.Request(1, nil, wire.ServerGroup)
@@ -219,8 +233,11 @@ func TestFailure(t *testing.T) {
 	if _, err := c.Request(1, nil, server0); !errors.Is(err, why) {
 		t.Errorf("a request after the failure: %v", err)
 	}
+	if link {
+		return // what is sent over a connection that has ended is dropped: the news of that ends the request
+	}
 	delete(h.offices, server0)
-	other := newHub(t, 1, 1)
+	other := newHub(t, link, 1, 1)
 	d := other.open(worker0, 0, 0)
 	delete(other.offices, server0)
 	ts, err = d.Request(1, nil, server0)
@@ -232,9 +249,11 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-func TestNextWaits(t *testing.T) {
+func TestNextWaits(t *testing.T) { bothWays(t, testNextWaits) }
+
+func testNextWaits(t *testing.T, link bool) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHub(t, 1, 1)
+		h := newHub(t, link, 1, 1)
 		c, server := h.open(worker0, 0, 0), h.open(server0, 0, 0)
 		if _, ok := server.Next(time.Second); ok {
 			t.Error("an event of nobody")

@@ -3,6 +3,7 @@ package ps
 import (
 	"cmp"
 	"container/heap"
+	"math"
 	"slices"
 )
 
@@ -17,6 +18,7 @@ type queue struct {
 
 type waitingRequest struct {
 	*Message
+	keys     span
 	priority int32 // its own, or that of one behind it
 	arrival  uint64
 	place    int // in the heap
@@ -24,10 +26,12 @@ type waitingRequest struct {
 
 func (q *queue) push(m *Message) {
 	q.arrivals++
-	w := &waitingRequest{Message: m, priority: m.Priority, arrival: q.arrivals}
+	w := &waitingRequest{Message: m, keys: spanOf(m), priority: m.Priority, arrival: q.arrivals}
 	q.lift(w)
 	heap.Push(&q.waiting, w)
 }
+
+func (q *queue) empty() bool { return len(q.waiting) == 0 }
 
 // pop takes the first request, nil when there is none.
 func (q *queue) pop() *Message {
@@ -48,7 +52,7 @@ func (q *queue) lift(m *waitingRequest) {
 	slices.SortFunc(before, func(a, b *waitingRequest) int { return cmp.Compare(b.arrival, a.arrival) })
 	lifted := []*waitingRequest{m}
 	for _, w := range before {
-		if slices.ContainsFunc(lifted, w.meets) {
+		if slices.ContainsFunc(lifted, func(o *waitingRequest) bool { return w.keys.meets(o.keys) }) {
 			w.priority = m.priority
 			heap.Fix(&q.waiting, w.place)
 			lifted = append(lifted, w)
@@ -56,15 +60,22 @@ func (q *queue) lift(m *waitingRequest) {
 	}
 }
 
-// meets tells whether two requests may have a key in common. That their ranges
-// overlap is enough: order that nobody needs costs little.
-func (w *waitingRequest) meets(o *waitingRequest) bool {
-	a, b := w.KVs.Keys, o.KVs.Keys
-	if len(a) == 0 || len(b) == 0 {
-		return true
-	}
-	return a[0] <= b[len(b)-1] && b[0] <= a[len(a)-1]
+// span is the keys of a request: from first to last, or all where it has none.
+type span struct {
+	first, last uint64
 }
+
+func spanOf(m *Message) span {
+	keys := m.KVs.Keys
+	if len(keys) == 0 {
+		return span{0, math.MaxUint64}
+	}
+	return span{keys[0], keys[len(keys)-1]}
+}
+
+// meets tells whether two requests may have a key in common. That their ranges overlap is enough: order that nobody
+// needs costs little.
+func (s span) meets(o span) bool { return s.first <= o.last && o.first <= s.last }
 
 // requests is a heap.
 type requests []*waitingRequest

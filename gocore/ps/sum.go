@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"time"
+	"sync/atomic"
 
 	"fptps/gocore/reduce"
+	"fptps/gocore/van"
 	"fptps/gocore/wire"
 )
 
@@ -20,57 +21,70 @@ type Sum struct {
 // stored is a key's sum.
 type stored struct {
 	dtype wire.DType
-	bytes int    // of the value
-	acc   []byte // the accumulator
+	bytes int           // of the value
+	acc   []byte        // the accumulator
+	lent  *atomic.Int32 // answers that are still sent from acc; whoever changes the sum then does that to a copy
 }
 
 // Serve answers the requests of an app until its customer is closed.
 func Serve(c *Customer) *Sum {
 	s := &Sum{customer: c, store: map[uint64]*stored{}}
+	c.mu.Lock()
+	c.mu.serve = s.serve
+	c.mu.Unlock()
 	go s.run()
 	return s
 }
 
+// run serves those requests that have to wait.
 func (s *Sum) run() {
-	for !s.customer.isClosed() {
-		if e, ok := s.customer.Next(time.Second); ok && e.Request != nil {
-			s.serve(e.Request)
-		}
+	for m := s.customer.turn(); m != nil; m = s.customer.turn() {
+		s.customer.serveNow(m)
 	}
 }
 
 // serve answers one request, with an error where it makes no sense.
 func (s *Sum) serve(m *Message) {
-	answer, err := s.answer(m)
+	answer, done, err := s.answer(m)
 	if err != nil {
 		s.customer.office.Reject(m.Peer, err.Error())
 		err = s.customer.Fail(m, err.Error())
 	} else {
-		err = s.customer.Respond(m, nil, answer)
+		err = s.customer.respond(m, nil, answer, done)
 	}
 	if err != nil {
 		s.customer.office.log.Warn("an answer could not be sent", "to", name(m.Peer), "reason", err)
 	}
 }
 
-func (s *Sum) answer(m *Message) (k KVs, err error) {
+// answer gives what a request is answered with. Its values are read until done is called.
+func (s *Sum) answer(m *Message) (k KVs, done func(), err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 		}
 	}()
 	if m.Simple {
-		return KVs{}, nil
+		return KVs{}, nil, nil
 	}
 	if m.Push {
 		if err := s.push(&m.KVs); err != nil {
-			return KVs{}, err
+			return KVs{}, nil, err
 		}
 	}
-	if m.Pull {
-		return s.pull(m.Peer, &m.KVs)
+	if !m.Pull {
+		return KVs{}, nil, nil
 	}
-	return KVs{}, nil
+	if len(m.KVs.Keys) == 1 {
+		if v := s.store[m.KVs.Keys[0]]; v != nil && v.bytes > 0 && !reduce.Wide(v.dtype) {
+			v.lent.Add(1)
+			lent := v.lent
+			return KVs{Keys: m.KVs.Keys, Vals: v.acc[:v.bytes], DType: v.dtype}, func() { lent.Add(-1) }, nil
+		}
+	}
+	k, err = s.pull(m.Peer, &m.KVs)
+	vals := k.Vals
+	return k, func() { s.customer.office.depot.put(vals) }, err
 }
 
 // push adds all values, or none where one does not fit.
@@ -95,17 +109,36 @@ func (s *Sum) push(k *KVs) error {
 func (s *Sum) add(key uint64, d wire.DType, value []byte) {
 	v := s.store[key]
 	if v == nil {
-		v = &stored{dtype: d, bytes: len(value), acc: make([]byte, reduce.AccBytes(d, len(value)))}
+		v = &stored{dtype: d, bytes: len(value), acc: make([]byte, reduce.AccBytes(d, len(value))), lent: new(atomic.Int32)}
 		s.store[key] = v
 	}
 	if len(value) == 0 {
 		return
+	}
+	if v.lent.Load() > 0 {
+		copied := s.customer.office.depot.get(len(v.acc))
+		copy(copied, v.acc)
+		v.acc, v.lent = copied, new(atomic.Int32)
 	}
 	if reduce.Wide(d) {
 		reduce.AddWide(d, v.acc, value)
 	} else {
 		reduce.Add(d, v.acc, value)
 	}
+}
+
+// bytes is how long the keys' sums are together, where one that was never pushed has so many bytes;
+// beyond what can be sent it no longer counts.
+func (s *Sum) bytes(keys []uint64, unknown int) int {
+	total := 0
+	for i := 0; i < len(keys) && total <= van.MaxFrame; i++ {
+		if v := s.store[keys[i]]; v != nil {
+			total += v.bytes
+		} else {
+			total += unknown
+		}
+	}
+	return total
 }
 
 // pull gives the keys' sums. One that was never pushed is zero, of as many elements as
@@ -121,6 +154,11 @@ func (s *Sum) pull(peer int, k *KVs) (KVs, error) {
 		answer.DType, elements = v.dtype, v.bytes/v.dtype.Size()
 	}
 	size := answer.DType.Size()
+	total := s.bytes(k.Keys, elements*size)
+	if total > van.MaxFrame {
+		return KVs{}, fmt.Errorf("a pull of %d keys: their values are longer than %d bytes", len(k.Keys), van.MaxFrame)
+	}
+	answer.Vals = s.customer.office.depot.get(total)[:0]
 	same := true
 	for _, key := range k.Keys {
 		v := s.store[key]

@@ -20,9 +20,11 @@ func bytesOf(values []float32) []byte {
 }
 
 // Workers push and pull at random, and every pull gives what a map says.
-func TestSumAgainstAMap(t *testing.T) {
+func TestSumAgainstAMap(t *testing.T) { bothWays(t, testSumAgainstAMap) }
+
+func testSumAgainstAMap(t *testing.T, link bool) {
 	random := rand.New(rand.NewPCG(5, 6))
-	h := newHub(t, 2, 3)
+	h := newHub(t, link, 2, 3)
 	var servers []*Sum
 	for rank := range 3 {
 		servers = append(servers, &Sum{customer: h.open(wire.ServerID(rank), 0, 0), store: map[uint64]*stored{}})
@@ -65,7 +67,7 @@ func TestSumAgainstAMap(t *testing.T) {
 			continue // zero, of a length that the server cannot know
 		}
 		c := workers[random.IntN(2)]
-		ts, err := c.Exchange(push, pull, k, 0, int32(random.IntN(3)))
+		ts, err := c.Exchange(push, pull, k, Ending{}, 0, int32(random.IntN(3)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,13 +82,15 @@ func TestSumAgainstAMap(t *testing.T) {
 	}
 }
 
-func TestSumRefuses(t *testing.T) {
-	h := newHub(t, 1, 1)
+func TestSumRefuses(t *testing.T) { bothWays(t, testSumRefuses) }
+
+func testSumRefuses(t *testing.T, link bool) {
+	h := newHub(t, link, 1, 1)
 	s := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
 	c := h.open(worker0, 0, 0)
 	ask := func(push bool, k KVs) *Result {
 		t.Helper()
-		ts, err := c.Exchange(push, !push, k, 0, 0)
+		ts, err := c.Exchange(push, !push, k, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,18 +123,20 @@ func TestSumRefuses(t *testing.T) {
 }
 
 // Half floats are summed in float32: 2048 + 1 + 1 is not 2048.
-func TestSumOfHalves(t *testing.T) {
-	h := newHub(t, 1, 1)
+func TestSumOfHalves(t *testing.T) { bothWays(t, testSumOfHalves) }
+
+func testSumOfHalves(t *testing.T, link bool) {
+	h := newHub(t, link, 1, 1)
 	s := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
 	c := h.open(worker0, 0, 0)
 	for _, half := range []uint16{0x6800, 0x3c00, 0x3c00} {
-		if _, err := c.Exchange(true, false, KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, 0, 0); err != nil {
+		if _, err := c.Exchange(true, false, KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, Ending{}, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 		h.sums(s)
 		h.event(c)
 	}
-	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float16}, 0, 0)
+	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float16}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

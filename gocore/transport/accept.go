@@ -141,7 +141,9 @@ func (t *Transport) judge(h *wire.Hello) string {
 		return fmt.Sprintf("this is %s (incarnation %x), not %s (incarnation %x)",
 			name(t.self.ID), t.self.Incarnation, name(h.To), h.ToIncarnation)
 	}
-	incarnation, ok := t.expect[h.ID]
+	t.mu.Lock()
+	incarnation, ok := t.mu.expect[h.ID]
+	t.mu.Unlock()
 	switch {
 	case !ok:
 		return fmt.Sprintf("%s expects no connection from %s", name(t.self.ID), name(h.ID))
@@ -175,7 +177,7 @@ func (t *Transport) reserve(peer uint32) string {
 		return "this node's data plane is not started"
 	case t.mu.stopped || t.mu.leaving:
 		return name(t.self.ID) + " is closing"
-	case t.mu.table.conns[peer] != nil || t.mu.reserved[peer]:
+	case t.mu.table.conns[peer] != nil || t.mu.reserved[peer] || t.mu.ending[peer]:
 		return fmt.Sprintf("%s and %s have a connection already", name(t.self.ID), name(peer))
 	}
 	t.mu.reserved[peer] = true

@@ -63,8 +63,9 @@ type packet struct {
 // precedes tells whether next may be announced by p's header.
 func (p packet) precedes(next packet) bool {
 	a, b := &p.run.Header, &next.run.Header
-	return a.Tensor == b.Tensor && a.Packet+uint32(p.index)+1 == b.Packet+uint32(next.index) && a.Round == b.Round && a.Kind == b.Kind &&
-		(a.Kind == wire.Sum || a.Kind == wire.Contrib) && len(p.data()) > 0 && len(p.data()) == len(next.data())
+	number := a.Packet + uint32(p.index)
+	return a.Tensor == b.Tensor && number+1 == b.Packet+uint32(next.index) && a.Round == b.Round && a.Kind == b.Kind &&
+		wire.MayLead(a.Kind, number) && len(p.data()) > 0 && len(p.data()) == len(next.data())
 }
 
 func (p packet) last() bool { return p.index == p.run.packets-1 }

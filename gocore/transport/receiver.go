@@ -209,6 +209,10 @@ func (r *receiver) attend(c *conn) {
 		r.adopt(c)
 		return
 	}
+	if c.dropped && r.conns[c.peer] == c {
+		r.end(c, errors.New("given up by this node"))
+		return
+	}
 	r.t.mu.Lock()
 	through := c.readDone && (c.parted || c.broken != nil)
 	r.t.mu.Unlock()
@@ -350,6 +354,10 @@ func (r *receiver) end(c *conn, cause error) {
 		cause = fmt.Errorf("data connection with %s at %s: %w", name(c.peer), c.addr, cause)
 	}
 	t.handler.Lost(c.peer, cause)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.mu.ending, c.peer)
+	t.announce()
 }
 
 // remove takes c out of the table, once the send loop does not use it. It gives what
@@ -358,6 +366,7 @@ func (t *Transport) remove(c *conn, cause error) (queue, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.table.remove(c)
+	t.mu.ending[c.peer] = true
 	for c.writing {
 		t.quiet.Wait()
 	}

@@ -30,6 +30,7 @@ type conn struct {
 	parted   bool    // our Goodbye is written, and nothing follows
 	readDone bool    // the peer's Goodbye and end are read, ours is still to be written
 	broken   error   // why a write failed
+	dropped  bool    // by Drop; set before the receive loop finds it in its inbox
 }
 
 // table is the established connections.

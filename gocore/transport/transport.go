@@ -36,7 +36,6 @@ type Transport struct {
 	listener *net.TCPListener
 	nearby   *net.UnixListener // of those who would share memory; nil where nobody may
 	self     Identity          // set by Start
-	expect   map[uint32]uint64 // set by Start: nodes that may connect to us, and their incarnations
 	handler  Handler           // set by Start
 	lane     uint16            // this one's number
 	rates    Rates             // set by Start
@@ -66,8 +65,10 @@ type Transport struct {
 		leaving          bool         // Goodbye was called: nothing new is queued
 		failure          error        // why the data plane broke
 		table            table
-		reserved         map[uint32]bool // peers in the middle of a handshake
-		local            queue           // what this node sent to itself
+		expect           map[uint32]uint64 // nodes that may connect to us, and their incarnations
+		reserved         map[uint32]bool   // peers in the middle of a handshake
+		ending           map[uint32]bool   // peers whose end the handler is about to be told
+		local            queue             // what this node sent to itself
 		seq              uint64
 		free             []*run
 		inbox            []*conn       // for the receive loop: new connections, and those that the send loop is done with
@@ -116,6 +117,7 @@ func newTransport(c Config) (*Transport, error) {
 	}
 	t.mu.changed = make(chan struct{})
 	t.mu.reserved = make(map[uint32]bool)
+	t.mu.ending = make(map[uint32]bool)
 	t.quiet.L = &t.mu
 	sending, err := newPoller()
 	if err != nil {
@@ -173,7 +175,8 @@ func (t *Transport) start(self Identity, expect map[uint32]uint64, rates Rates, 
 	if t.mu.stopped {
 		return
 	}
-	t.self, t.expect, t.rates, t.handler = self, maps.Clone(expect), rates, h
+	t.self, t.rates, t.handler = self, rates, h
+	t.mu.expect = maps.Clone(expect)
 	t.mu.table.link.rate = rates.Out
 	t.mu.table.last = self.ID
 	t.mu.started = true

@@ -38,15 +38,24 @@ func Decode(identity []byte, frames [][]byte) (*Envelope, error) {
 	if len(frames) == 0 || len(frames) > MaxFrames {
 		return nil, fmt.Errorf("message of %d frames, expected 1 to %d", len(frames), MaxFrames)
 	}
-	if len(frames[0]) > MaxMeta {
-		return nil, fmt.Errorf("message of %d bytes, at most %d", len(frames[0]), MaxMeta)
+	m, err := DecodeMeta(frames[0])
+	if err != nil {
+		return nil, err
+	}
+	return &Envelope{From: parseIdentity(identity), Meta: m, Data: frames[1:]}, nil
+}
+
+// DecodeMeta reads a message's first frame. It keeps none of b.
+func DecodeMeta(b []byte) (*pspb.Meta, error) {
+	if len(b) > MaxMeta {
+		return nil, fmt.Errorf("message of %d bytes, at most %d", len(b), MaxMeta)
 	}
 	m := new(pspb.Meta)
 	options := proto.UnmarshalOptions{DiscardUnknown: true, RecursionLimit: maxDepth}
-	if err := options.Unmarshal(frames[0], m); err != nil {
+	if err := options.Unmarshal(b, m); err != nil {
 		return nil, fmt.Errorf("not a message of ps-lite: %w", err)
 	}
-	return &Envelope{From: parseIdentity(identity), Meta: m, Data: frames[1:]}, nil
+	return m, nil
 }
 
 // identity is what a node's connections are called: ps-lite's "ps<id>", and between

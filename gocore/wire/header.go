@@ -31,6 +31,7 @@ const (
 	Goodbye                 // the last packet of a connection that ends in good order
 	Rate                    // a receiver tells how fast this connection's sender may send: bytes per second in Round
 	Answer                  // to an Ask, whose number and Op it has
+	Part                    // of an application's message (package ps): message number Round, Packet from 0
 	kindEnd
 )
 
@@ -140,6 +141,12 @@ func (h *Header) Get(b []byte) error {
 	return h.check()
 }
 
+// MayLead tells whether the header of such a packet may announce those that follow it. The first part of a message may
+// not: where the others go is not known before it has been read.
+func MayLead(k Kind, packet uint32) bool {
+	return k == Contrib || k == Sum || k == Part && packet > 0
+}
+
 // check rejects what no node sends.
 func (h *Header) check() error {
 	switch {
@@ -164,7 +171,7 @@ func (h *Header) check() error {
 	if !h.goodLearningRate(contributes) {
 		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
 	}
-	if h.Ahead > MaxAhead || h.Ahead > 0 && (h.Kind != Contrib && h.Kind != Sum || h.WireLen == 0) {
+	if h.Ahead > MaxAhead || h.Ahead > 0 && (!MayLead(h.Kind, h.Packet) || h.WireLen == 0) {
 		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
 	}
 	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {
@@ -197,6 +204,10 @@ func (h *Header) checkKind() error {
 		}
 	case Ask, Answer:
 		return h.checkAsk()
+	case Part:
+		if h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {
+			return fmt.Errorf("part of a message of %d bytes (%d on the wire), run %d", h.RawLen, h.WireLen, h.Run)
+		}
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ func real() []Header {
 		{Kind: Ask, Op: AskRule, Tensor: 35, Packet: 36, Run: 1, Round: 37, Contributors: 38, RawLen: PacketBytes},
 		{Kind: Answer, Op: AskRule, Tensor: 30, Packet: 31, Run: 1, Round: 32},
 		{Kind: Answer, Op: AskRule, Flags: FlagRefused, Tensor: 33, Run: 1, Round: 34, RawLen: MaxReason, WireLen: MaxReason},
+		{Kind: Part, Packet: 25, Run: 1, Round: 26, Ahead: 1, Priority: 27, RawLen: 28, WireLen: 28},
 	}
 }
 
@@ -72,7 +73,7 @@ func TestEveryFlippedBitIsRefused(t *testing.T) {
 // Each of these has a right checksum: some program could send it, no node does.
 func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 	contrib, sum, empty, missing, goodbye, rated := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
-	ask, answer, refusal := real()[9], real()[11], real()[12]
+	ask, answer, refusal, part := real()[9], real()[11], real()[12], real()[13]
 	for what, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
@@ -129,6 +130,10 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 		"infinite rate":        {rated, func(h *Header) { h.LearningRate = float32(math.Inf(1)) }, "learning rate"},
 		"sum with a rate":      {sum, func(h *Header) { h.Flags, h.LearningRate = FlagLearningRate, 1 }, "learning rate"},
 		"goodbye with a rate":  {goodbye, func(h *Header) { h.Flags = FlagLearningRate }, "learning rate"},
+		"part, hollow":         {part, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "part"},
+		"part, raw":            {part, func(h *Header) { h.RawLen = 4 }, "part"},
+		"part, run":            {part, func(h *Header) { h.Run = 2 }, "part"},
+		"first part ahead":     {part, func(h *Header) { h.Packet = 0 }, "announces"},
 		"tensor beyond":        {contrib, func(h *Header) { h.Tensor = MaxTensors }, "range"},
 		"packet beyond":        {contrib, func(h *Header) { h.Packet = MaxTensorBytes / PacketBytes }, "range"},
 		"packet wraps":         {contrib, func(h *Header) { h.Packet = math.MaxUint32 }, "range"},

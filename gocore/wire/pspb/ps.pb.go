@@ -43,6 +43,8 @@ type Node struct {
 	Share         *uint32                `protobuf:"varint,1003,opt,name=share" json:"share,omitempty"`                       // of the summing
 	Place         *uint32                `protobuf:"varint,1004,opt,name=place" json:"place,omitempty"`                       // the rank that it would like, + 1
 	LinkRate      *uint64                `protobuf:"varint,1005,opt,name=link_rate,json=linkRate" json:"link_rate,omitempty"` // of its link, each direction, bit/s; absent: not known
+	Classic       *bool                  `protobuf:"varint,1006,opt,name=classic" json:"classic,omitempty"`                   // its part in the cluster is that of a ps-lite program: another can take its place
+	Vacant        *bool                  `protobuf:"varint,1007,opt,name=vacant" json:"vacant,omitempty"`                     // it is dead, and its place is kept for another
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -159,6 +161,20 @@ func (x *Node) GetLinkRate() uint64 {
 		return *x.LinkRate
 	}
 	return 0
+}
+
+func (x *Node) GetClassic() bool {
+	if x != nil && x.Classic != nil {
+		return *x.Classic
+	}
+	return false
+}
+
+func (x *Node) GetVacant() bool {
+	if x != nil && x.Vacant != nil {
+		return *x.Vacant
+	}
+	return false
 }
 
 // Control makes a message one of the cluster's own instead of an application's.
@@ -990,6 +1006,7 @@ type Lost struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
 	Why           *string                `protobuf:"bytes,2,opt,name=why" json:"why,omitempty"`
+	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"` // the cluster goes on, and keeps its place for another
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1036,6 +1053,13 @@ func (x *Lost) GetWhy() string {
 		return *x.Why
 	}
 	return ""
+}
+
+func (x *Lost) GetVacant() bool {
+	if x != nil && x.Vacant != nil {
+		return *x.Vacant
+	}
+	return false
 }
 
 // Failure answers a request that could not be served.
@@ -1164,7 +1188,7 @@ var File_gocore_wire_pspb_ps_proto protoreflect.FileDescriptor
 
 const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
-	"\x19gocore/wire/pspb/ps.proto\x12\x02ps\"\xc6\x02\n" +
+	"\x19gocore/wire/pspb/ps.proto\x12\x02ps\"\xfa\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04role\x18\x01 \x02(\x05R\x04role\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x05R\x02id\x12\x1a\n" +
@@ -1180,7 +1204,9 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\vincarnation\x18\xea\a \x01(\x06R\vincarnation\x12\x15\n" +
 	"\x05share\x18\xeb\a \x01(\rR\x05share\x12\x15\n" +
 	"\x05place\x18\xec\a \x01(\rR\x05place\x12\x1c\n" +
-	"\tlink_rate\x18\xed\a \x01(\x04R\blinkRate\"w\n" +
+	"\tlink_rate\x18\xed\a \x01(\x04R\blinkRate\x12\x19\n" +
+	"\aclassic\x18\xee\a \x01(\bR\aclassic\x12\x17\n" +
+	"\x06vacant\x18\xef\a \x01(\bR\x06vacant\"w\n" +
 	"\aControl\x12\x10\n" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
@@ -1251,10 +1277,11 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03row\x18\x05 \x01(\rR\x03row\"+\n" +
 	"\aSuspect\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"(\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"@\n" +
 	"\x04Lost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"\x1d\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +
+	"\x06vacant\x18\x03 \x01(\bR\x06vacant\"\x1d\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04textB\x18Z\x16fptps/gocore/wire/pspb"
 

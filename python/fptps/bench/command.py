@@ -73,24 +73,33 @@ LINK = click.option(
 )
 
 
+def throughput_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What is sent in a benchmark of throughput, how, and for how long."""
+    for option in (
+        click.option(
+            "--van",
+            type=click.Choice(["tcp", "shm", "auto"]),
+            default="auto",
+            show_default=True,
+            envvar="FPTPS_VAN",
+            show_envvar=True,
+            help="How packets travel.",
+        ),
+        click.option(
+            "--seconds", type=float, callback=read_positive, default=5.0, show_default=True, help="How long to measure."
+        ),
+        click.option("--tensors", type=click.IntRange(1), default=16, show_default=True, help="Number of tensors."),
+        click.option(
+            "--size", callback=read_size, metavar="SIZE", default="4MiB", show_default=True, help="Size of each tensor."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @bench.command(name="push_pull")
 @cluster_options
-@click.option(
-    "--size", callback=read_size, metavar="SIZE", default="4MiB", show_default=True, help="Size of each tensor."
-)
-@click.option("--tensors", type=click.IntRange(1), default=16, show_default=True, help="Number of tensors.")
-@click.option(
-    "--seconds", type=float, callback=read_positive, default=5.0, show_default=True, help="How long to measure."
-)
-@click.option(
-    "--van",
-    type=click.Choice(["tcp", "shm", "auto"]),
-    default="auto",
-    show_default=True,
-    envvar="FPTPS_VAN",
-    show_envvar=True,
-    help="How packets travel.",
-)
+@throughput_options
 @click.option("--check", is_flag=True, help="Verify every sum, outside the time that is measured.")
 def push_pull(
     workers: int | None,
@@ -107,6 +116,25 @@ def push_pull(
 
     options = module.Options(size, tensors, seconds, van, check)
     run(functools.partial(module.measure, options=options), workers, servers, {"FPTPS_VAN": van}, as_json)
+
+
+@bench.command()
+@cluster_options
+@throughput_options
+def kv(
+    workers: int | None,
+    servers: int | None,
+    as_json: bool,
+    size: int,
+    tensors: int,
+    seconds: float,
+    van: str,
+) -> None:
+    """ps-lite's classes: every worker's fptps.ps.KVWorker pushes and pulls all tensors, again and again."""
+    from . import kv as module
+
+    options = module.Options(size, tensors, seconds, van)
+    run_parts(functools.partial(module.take_part, options), workers, servers, {"FPTPS_VAN": van}, as_json)
 
 
 @bench.command()
@@ -191,12 +219,19 @@ def trainer(
 
 
 def run(measure: Any, workers: int | None, servers: int | None, settings: Mapping[str, str], as_json: bool) -> None:
+    """Runs a benchmark of the workers' tensors."""
+    from . import start
+
+    run_parts(functools.partial(start.take_part, measure), workers, servers, settings, as_json)
+
+
+def run_parts(part: Any, workers: int | None, servers: int | None, settings: Mapping[str, str], as_json: bool) -> None:
     """Runs a benchmark, and prints its figures where they are known: in the parent, or on rank 0."""
     from . import start
     from .report import table
 
     try:
-        figures = start.run(measure, workers, servers, settings)
+        figures = start.run(part, workers, servers, settings)
     except FptpsError as error:
         raise click.ClickException(str(error)) from None
     except MemoryError as error:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
-
-from ..worker import KVWorker
 
 QUANTILES: Final = 1001
 """So many values stand for one worker's measurements, of which there may be millions."""
@@ -42,6 +40,21 @@ def percentiles_us(seconds: Sequence[float] | NDArray[np.float64]) -> dict[str, 
     return {"p50_us": round(float(p50) * 1e6, 1), "p99_us": round(float(p99) * 1e6, 1)}
 
 
-def progress(kv: KVWorker, total: int, name: str) -> Any:
+def progress(rank: int, total: int, name: str) -> Any:
     """A progress bar on rank 0's stderr; on other ranks one that shows nothing."""
-    return tqdm(total=total, desc=name, file=sys.stderr, disable=kv.rank != 0)
+    return tqdm(total=total, desc=name, file=sys.stderr, disable=rank != 0)
+
+
+def iterations_for(seconds: float, run: Callable[[int], float], agree: Callable[[float], float]) -> int:
+    """How many iterations take so long: rank 0's number, on all ranks.
+
+    run(count) runs so many and gives what they took; agree(number) gives rank 0's. Iterates until the speed is known,
+    which warms up, too.
+    """
+    run(2)
+    count = 1
+    while True:
+        elapsed = agree(run(count))
+        if elapsed >= seconds / 10:
+            return max(1, round(count * seconds / elapsed))
+        count *= 2

@@ -125,7 +125,7 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
     """Runs on every worker, and gives the figures of all of them."""
     exchange = Exchange(kv)
     bulk = Bulk(kv, options.bulk)
-    with progress(kv, 2 * (SETTLE + SAMPLES), "preempt") as bar:
+    with progress(kv.rank, 2 * (SETTLE + SAMPLES), "preempt") as bar:
         urgent = Urgent(kv, options.size, bar)
         urgent.sample(SETTLE)
         alone = urgent.sample(SAMPLES)

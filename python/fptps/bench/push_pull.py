@@ -12,7 +12,7 @@ import numpy as np
 from ..worker import KVWorker
 from . import check
 from .exchange import Exchange
-from .measure import WAIT_S, percentiles_us, progress, quantiles
+from .measure import WAIT_S, iterations_for, percentiles_us, progress, quantiles
 from .processes import Usage
 from .units import FLOAT32
 
@@ -99,11 +99,11 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
     """Runs on every worker, and gives the figures of all of them; those of CPU and memory on rank 0."""
     exchange = Exchange(kv)
     loop = Loop(kv, options)
-    iterations = warm_up(loop, exchange, options.seconds)
+    iterations = iterations_for(options.seconds, lambda count: loop.run(count).elapsed, exchange.agree)
     kv.barrier()
     usage = Usage() if kv.rank == 0 else None
     kv.barrier()
-    with progress(kv, iterations, "push_pull") as bar:
+    with progress(kv.rank, iterations, "push_pull") as bar:
         timed = loop.run(iterations, bar)
     kv.barrier()
     cpu_s = usage.cpu_s() if usage else 0.0
@@ -129,14 +129,3 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
     if options.check:
         result["checked"] = True
     return result
-
-
-def warm_up(loop: Loop, exchange: Exchange, seconds: float) -> int:
-    """Runs until the speed is known, and gives the number of iterations that take so long: rank 0's, on all ranks."""
-    loop.run(2)
-    count = 1
-    while True:
-        elapsed = exchange.agree(loop.run(count).elapsed)
-        if elapsed >= seconds / 10:
-            return max(1, round(count * seconds / elapsed))
-        count *= 2

@@ -10,7 +10,8 @@ from ..errors import ConfigError
 from ..local import LocalCluster
 from ..worker import KVWorker
 
-Measure = Callable[[KVWorker], dict[str, Any]]
+Part = Callable[[], dict[str, Any]]
+"""One worker's part of a benchmark. It joins its cluster, and gives the figures on rank 0."""
 
 DAY_S: Final = 24 * 3600.0
 """A local benchmark may take so long. It is whoever started it who knows better; a dead process ends it at once."""
@@ -23,8 +24,8 @@ def is_member() -> bool:
     return os.environ.get("DMLC_ROLE") == "worker" or bool(os.environ.get("DMLC_PS_ROOT_URI"))
 
 
-def run(measure: Measure, workers: int | None, servers: int | None, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Calls measure() on every worker; gives rank 0's figures, and as a member of another rank none.
+def run(part: Part, workers: int | None, servers: int | None, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Has every worker take part; gives rank 0's figures, and as a member of another rank none.
 
     workers and servers: None means 2 and 1, and as a member whatever the cluster has. settings: environment variables,
     for all nodes of a local cluster, or for this worker.
@@ -33,11 +34,11 @@ def run(measure: Measure, workers: int | None, servers: int | None, settings: Ma
         cluster = LocalCluster(
             WORKERS if workers is None else workers, SERVERS if servers is None else servers, DAY_S, settings
         )
-        figures: dict[str, Any] = cluster.run(take_part, measure)[0]
+        figures: dict[str, Any] = cluster.run(part)[0]
         return figures
     check_member(workers, servers)
     os.environ.update(settings)
-    return take_part(measure)
+    return part()
 
 
 def check_member(workers: int | None, servers: int | None) -> None:
@@ -52,8 +53,8 @@ def check_member(workers: int | None, servers: int | None) -> None:
             )
 
 
-def take_part(measure: Measure) -> dict[str, Any]:
-    """One worker's part."""
+def take_part(measure: Callable[[KVWorker], dict[str, Any]]) -> dict[str, Any]:
+    """The part of a worker that measures with a KVWorker of its own."""
     with KVWorker() as kv:
         figures = measure(kv)
     return figures if kv.rank == 0 else {}

@@ -90,7 +90,7 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
     trainer = Trainer(kv, options.profile.layers)
     kv.barrier()
     taken = []
-    with progress(kv, WARM_UP + options.iterations, f"trainer {options.profile.name}") as bar:
+    with progress(kv.rank, WARM_UP + options.iterations, f"trainer {options.profile.name}") as bar:
         for _ in range(WARM_UP + options.iterations):
             start = time.perf_counter()
             trainer.iteration()

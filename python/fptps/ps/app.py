@@ -132,16 +132,17 @@ class SimpleApp:
                     not self._changed.wait(min(SLICE_MS / 1000, max(end - time.monotonic(), 0)))
                     and time.monotonic() > end
                 ):
-                    missing = self._core.ps_missing(self._handle, *self._id, timestamp)
-                    raise TimeoutError(
-                        f"request {timestamp}: waited {seconds:g} s; no answer from {missing or 'itself'}"
-                    )
+                    raise self._too_late(timestamp, seconds)
             self._outcomes.pop(timestamp, None)
         if outcome is None:
             return None
         if outcome.failure is not None:
             raise outcome.failure
         return outcome.result
+
+    def _too_late(self, timestamp: int, seconds: float) -> TimeoutError:
+        missing = self._core.ps_missing(self._handle, *self._id, timestamp)
+        return TimeoutError(f"request {timestamp}: waited {seconds:g} s; no answer from {missing or 'itself'}")
 
     def stop(self) -> None:
         """Ends the app; finalize() does it. What still waits ends with an error."""

@@ -83,6 +83,11 @@ class Postoffice:
         """DMLC_NUM_SERVER."""
         return int(self._info()["num_servers"])
 
+    @property
+    def is_recovery(self) -> bool:
+        """Whether this node has taken the place of one that had died: the others have started long ago."""
+        return bool(self._place()["recovered"])
+
     def node_ids(self, group: int) -> list[int]:
         """The ids of the nodes of a group, or of the one node whose id it is."""
         bits = {"scheduler": SCHEDULER, "server": SERVER_GROUP, "worker": WORKER_GROUP}
@@ -100,15 +105,16 @@ class Postoffice:
         """Waits until all nodes of a group, which this one is in, are here; nodes of several customers with each.
 
         ALL is for start() and finalize(): the second barrier of all nodes ends the cluster. A plain `fptps scheduler`
-        counts as present in every barrier; one whose program has called start() comes itself. NodeLostError if a node
-        dies meanwhile. No bound of time; the log names who is missing.
+        counts as present in every barrier; one whose program has called start() comes itself. Where a node dies, its
+        successor is waited for, and NodeLostError comes if there is none in time (FPTPS_RECOVERY_TIMEOUT). No other
+        bound of time; the log names who is missing.
         """
         from .. import _core
 
         self.wait(_core.ps_barrier(self.handle, customer_id, group), math.inf)
 
     def dead_nodes(self) -> list[int]:
-        """The ids of the nodes that the scheduler has declared dead."""
+        """The ids of the nodes that the scheduler has declared dead, and whose place no other has taken yet."""
         return list(self._place()["dead"] or [])
 
     def stats(self) -> dict[str, int]:
@@ -201,6 +207,9 @@ class Postoffice:
 def start(customer_id: int = 0) -> None:
     """Joins the cluster of the environment, and returns when all its nodes are there and ready.
 
+    In a cluster that has lost a node of this role, this one takes its place and id, and is ready without the others;
+    Postoffice.get().is_recovery tells.
+
     A process calls it once, or once in a thread for each of its customers; each of these counts in DMLC_NUM_WORKER.
     ConfigError for settings that are missing, ConnectError or TimeoutError after FPTPS_TIMEOUT; the scheduler waits
     without bound.
@@ -211,7 +220,7 @@ def start(customer_id: int = 0) -> None:
 def finalize(customer_id: int = 0, do_barrier: bool = True) -> None:
     """Waits, with do_barrier, until all nodes are here too; customer 0's then ends the node and its apps.
 
-    Without do_barrier the others learn at once that this one has left, and cannot go on. NodeLostError if one of them
-    was lost before.
+    Without do_barrier the others learn at once that this one has left, as if it had died. NodeLostError if one of them
+    was lost before, and no other has taken its place.
     """
     Postoffice.get().finalize(customer_id, do_barrier)

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._node import SLICE_MS
 from ..arrays import Place, locate, number_of
+from ..errors import from_core
+from ..worker import default_timeout
 from .app import Event, SimpleApp
 from .values import Array, address, check_dtype, keys_of, lens_of, values_of
 
-PUSH, PULL = 1, 2
+PUSH, PULL, AWAITED = 1, 2, 4
+"""What the core is asked for; with AWAITED, the core wakes who waits, and the app's thread hears nothing."""
+ENDED = 1
+"""What the core says of a request that has ended, and of which there is nothing to tell."""
 NOWHERE = Place(0, 0, 0, None)
+CROWD = 256
+"""So many pulls are not looked after."""
+
+
+class Pull(NamedTuple):
+    """What the end of a pull needs. It keeps the arrays to fill until then."""
+
+    keys: int
+    place: Place | None
+    lens: Array | None
 
 
 class KVWorker(SimpleApp):
@@ -26,6 +44,9 @@ class KVWorker(SimpleApp):
 
     def __init__(self, app_id: int = 0, customer_id: int = 0, dtype: Any = "float32") -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self._number = number_of(self.dtype)
+        self._pulls: dict[int, Pull] = {}  # without a callback: under way, or with values for who waits
+        self._crowd = CROWD
         super().__init__(app_id, customer_id)
 
     def push(
@@ -59,7 +80,7 @@ class KVWorker(SimpleApp):
 
         vals: the array to fill, of the KVWorker's dtype and as many elements as the answer; without it wait() returns a
         new one. lens: None, or an int32 array of n elements to fill with each key's number of elements. Both are filled
-        before the callback.
+        before the callback; until then, and where the request fails, vals may hold part of them.
         """
         if lens is not None and (
             not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or not lens.flags.writeable
@@ -93,35 +114,88 @@ class KVWorker(SimpleApp):
         priority: int,
     ) -> int:
         asked = keys_of(keys)
+        target = None
         if out is not None:
-            check_dtype(locate(out, write=True).dtype, self.dtype, "the array to fill")
+            target = locate(out, write=True)
+            check_dtype(target.dtype, self.dtype, "the array to fill")
         if out_lens is not None and out_lens.size != asked.size:
             raise ValueError(f"lens for {out_lens.size} keys, and there are {asked.size}")
         place = values_of(vals, self.dtype) if flags & PUSH and asked.size else NOWHERE
         sent = None if lens is None else lens_of(lens)
+        pull = Pull(asked.size, target, out_lens) if flags & PULL else None
+
+        def exchange(flags: int) -> int:
+            timestamp: int = self._core.ps_exchange(
+                self._handle, *self._id, flags, cmd, priority, self._number, address(asked), asked.size,
+                place.address, place.nbytes, address(sent), 0 if sent is None else sent.size,
+                *((target.address, target.nbytes) if target else (0, 0)),
+            )  # fmt: skip
+            return timestamp
+
+        if callback is None:
+            timestamp = exchange(flags | AWAITED)
+            if pull is not None:
+                self._pulls[timestamp] = pull
+                self._sweep()
+            return timestamp
 
         def finish(event: Event) -> Any:
-            return self._fill(event, asked, out, out_lens)
+            return None if pull is None else self._fill(event, pull, self._core.ps_take, 0)
 
         with self._changed:  # its end must not be told before it is known
-            timestamp = self._core.ps_exchange(
-                self._handle, *self._id, flags, cmd, priority, number_of(self.dtype), address(asked), asked.size,
-                place.address, place.nbytes, address(sent), 0 if sent is None else sent.size,
-            )  # fmt: skip
-            return self._sent(timestamp, finish if flags & PULL else None, callback)
+            return self._sent(exchange(flags), finish, callback)
 
-    def _fill(self, event: Event, keys: Array, out: Any, lens: Array | None) -> Any:
+    def _sweep(self) -> None:
+        """Lets go of the arrays of pulls that have ended, and that nobody has waited for."""
+        if len(self._pulls) < self._crowd:
+            return
+        for timestamp in list(self._pulls):
+            if self._core.ps_wait(self._handle, *self._id, timestamp, 0) == ENDED:
+                self._landed(self._pulls.pop(timestamp, None))
+        self._crowd = 2 * len(self._pulls) + CROWD
+
+    def wait(self, timestamp: int) -> Any:
+        """See SimpleApp.wait."""
+        if timestamp in self._outcomes:
+            return super().wait(timestamp)
+        begin = time.monotonic()
+        state = self._core.ps_wait(self._handle, *self._id, timestamp, SLICE_MS)
+        while not state:
+            if time.monotonic() > begin + default_timeout():
+                raise self._too_late(timestamp, default_timeout())
+            state = self._core.ps_wait(self._handle, *self._id, timestamp, SLICE_MS)
+        pull = self._pulls.pop(timestamp, None)
+        if state == ENDED:
+            return self._landed(pull)
+        event = json.loads(self._core.ps_result(self._handle, *self._id, timestamp) or "{}")
+        try:
+            if event.get("error"):
+                raise from_core(RuntimeError("fptps:" + event["error"]))
+            return None if pull is None else self._fill(event, pull, self._core.ps_fill, timestamp)
+        finally:
+            self._core.ps_fill(self._handle, *self._id, timestamp, 0, 0)
+
+    def _landed(self, pull: Pull | None) -> Any:
+        """The end of a request of which nothing is told: its values, if any, are where they are to be."""
+        if pull is None:
+            return None
+        if pull.lens is not None and pull.place is not None:
+            pull.lens[...] = pull.place.nbytes // self.dtype.itemsize // pull.keys
+        return np.empty(0, self.dtype) if pull.place is None else None
+
+    def _fill(self, event: Event, pull: Pull, take: Callable[..., int], name: int) -> Any:
         """Brings the values of an answer to where they are to be; returns them where nobody gave an array."""
-        if not keys.size:
-            return np.empty(0, self.dtype) if out is None else None
+        if not pull.keys:
+            return np.empty(0, self.dtype) if pull.place is None else None
         check_dtype(event["dtype"], self.dtype, "the values of the answer")
         count = event["bytes"] // self.dtype.itemsize
-        target = np.empty(count, self.dtype) if out is None else out
-        place = NOWHERE if out is None and not count else locate(target, write=True)
+        made = np.empty(count, self.dtype) if pull.place is None else None
+        place = NOWHERE if made is not None and not count else pull.place or locate(made, write=True)
         if place.nbytes != event["bytes"]:
             raise ValueError(f"the answer has {count} values, and the array to fill another number")
-        told = np.full(keys.size, count // keys.size, np.int32)
-        self._core.ps_take(self._handle, *self._id, 0, place.address, address(told) if event["lens"] else 0)
-        if lens is not None:
-            lens[...] = told.reshape(lens.shape)
-        return target if out is None else None
+        told = np.full(pull.keys, count // pull.keys, np.int32) if event["lens"] or pull.lens is not None else None
+        values = 0 if event["landed"] else place.address
+        take(self._handle, *self._id, name, values, address(told) if event["lens"] else 0)
+        if pull.lens is not None and told is not None:
+            pull.lens[...] = told.reshape(pull.lens.shape)
+        return made

@@ -1,0 +1,100 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire/pspb"
+)
+
+// In a cluster whose nodes all take part as ps-lite programs do, a death is no end: the next node of the dead one's
+// role that asks to be let in gets its id, as in ps-lite. It is told of all nodes, the others of it alone. Barriers wait
+// for it. Where nobody comes, the cluster ends.
+
+// maxApplicants bounds the ps-lite programs that have asked to be let in before the death of another was known.
+const maxApplicants = 64
+
+// mayRecover tells whether the place of a node that has died is kept for another.
+func (s *Scheduler) mayRecover(id int) bool {
+	others := slices.ContainsFunc(s.ids(), func(other int) bool { return other != id && !s.members[other].Vacant })
+	return s.c.RecoveryTimeout > 0 && s.finals > 0 && others && s.view.Classic()
+}
+
+// vacate keeps the place of a node that has died.
+func (s *Scheduler) vacate(now time.Time, id int, why string) {
+	m := s.members[id]
+	m.Vacant, m.died, m.why = true, now, why
+	s.suspects = slices.DeleteFunc(s.suspects, func(o suspicion) bool { return o.id == id || o.by == id })
+	s.forget(id)
+	s.view = s.makeView()
+	s.do(Vacated{View: s.view, ID: id, Why: why})
+	i := slices.IndexFunc(s.applicants, func(a Member) bool { return a.Role == m.Role })
+	if i >= 0 {
+		next := s.applicants[i]
+		s.applicants = slices.Delete(s.applicants, i, i+1)
+		s.recover(now, next)
+	}
+}
+
+// vacancy is the place of a role that has been free for longest; nil: none.
+func (s *Scheduler) vacancy(r Role) *member {
+	var oldest *member
+	for _, id := range s.ids() {
+		if m := s.members[id]; m.Vacant && m.Role == r && (oldest == nil || m.died.Before(oldest.died)) {
+			oldest = m
+		}
+	}
+	return oldest
+}
+
+// recover gives a node the place of one that has died. A ps-lite program, which asks once, may have come before that
+// death is known.
+func (s *Scheduler) recover(now time.Time, node Member) {
+	m := s.vacancy(node.Role)
+	if m == nil {
+		if len(s.applicants) < maxApplicants && !slices.ContainsFunc(s.applicants, func(a Member) bool { return sameAddress(a, node) }) {
+			s.applicants = append(s.applicants, node)
+		}
+		return
+	}
+	node.ID, node.Customers, node.Recovered = m.ID, 1, true
+	*m = member{Member: node, heard: now, beats: node.Protocol > 0}
+	s.view = s.makeView()
+	s.do(Recovered{View: s.view, ID: m.ID})
+	for _, id := range s.ids() {
+		if id != m.ID {
+			s.send(id, addNodes(node))
+		}
+	}
+	s.do(Connect{ID: m.ID, Host: m.Host, Port: m.Port, PSLite: m.PSLite()})
+	s.send(m.ID, addNodes(s.view.Members...))
+}
+
+// addNodes tells of nodes.
+func addNodes(members ...Member) *pspb.Meta {
+	var all []*pspb.Node
+	for _, m := range members {
+		all = append(all, nodeOf(m))
+	}
+	return &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}}
+}
+
+// tickVacancies ends the cluster where a place was free for too long.
+func (s *Scheduler) tickVacancies(now time.Time) {
+	for _, id := range s.ids() {
+		m := s.members[id]
+		if !m.Vacant || now.Sub(m.died) < s.c.RecoveryTimeout {
+			continue
+		}
+		why := fmt.Sprintf("%s, and no other took its place within %v", m.why, s.c.RecoveryTimeout)
+		s.state = ended
+		for _, other := range s.ids() {
+			s.tell(other, lostNode(id, why, false))
+		}
+		s.do(Failed{ID: id, Why: why})
+		return
+	}
+}
