@@ -14,7 +14,7 @@ import (
 
 // rooms, each of which imports only those before it. The parts of a room
 // (transport/mem) count as the room.
-var rooms = []string{"fault", "latch", "wire", "codec", "reduce", "plan", "aggregate", "transport", "van", "cluster", "ps", "kv", "node"}
+var rooms = []string{"fault", "latch", "wire", "codec", "reduce", "plan", "aggregate", "store", "transport", "van", "cluster", "ps", "kv", "node"}
 
 // onlyIn says which rooms may touch the outside.
 var onlyIn = map[string][]string{

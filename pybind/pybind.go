@@ -169,6 +169,14 @@ func dtypeOf(dtype int64) wire.DType {
 	return wire.DType(dtype)
 }
 
+// policyOf checks a consistency as it comes from Python; what it does not fit in becomes one that nothing accepts.
+func policyOf(policy int64) wire.Policy {
+	if policy != int64(uint16(policy)) {
+		return wire.Async - 1
+	}
+	return wire.Policy(policy)
+}
+
 // asked checks an operation and a priority as they come from Python.
 func asked(op, priority int64) (wire.Op, int32, error) {
 	if op != int64(wire.OpSum) && op != int64(wire.OpMean) {
@@ -180,11 +188,11 @@ func asked(op, priority int64) (wire.Op, int32, error) {
 	return wire.Op(op), int32(priority), nil
 }
 
-// Init declares a key and gives every worker rank 0's values.
-func Init(h, key, dtype int64, pointer uintptr, bytes int64) (ticket int64, err error) {
+// Init declares a key and gives every worker rank 0's values. policy is the number of its consistency.
+func Init(h, key, dtype, policy int64, pointer uintptr, bytes int64) (ticket int64, err error) {
 	defer failed(&err)
 	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Init(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes))
+		return w.Init(uint64(key), dtypeOf(dtype), policyOf(policy), memory[byte](pointer, bytes))
 	})
 }
 
@@ -240,7 +248,7 @@ func Barrier(h int64) (ticket int64, err error) {
 	return barrier.ID, nil
 }
 
-// TensorInfo tells size and type of a key: {"bytes": 4, "dtype": "float32"}.
+// TensorInfo tells what a key is, as JSON: kv.TensorInfo.
 func TensorInfo(h, key int64) (info string, err error) {
 	defer failed(&err)
 	found, err := find(h)
@@ -251,11 +259,11 @@ func TensorInfo(h, key int64) (info string, err error) {
 	if err != nil {
 		return "", err
 	}
-	bytes, dtype, err := worker.TensorInfo(uint64(key))
+	tensor, err := worker.TensorInfo(uint64(key))
 	if err != nil {
 		return "", err
 	}
-	return marshal(map[string]any{"bytes": bytes, "dtype": dtype.String()})
+	return marshal(tensor)
 }
 
 // SetTensorCount says how many pushes make a step of the training loop.

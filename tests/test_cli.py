@@ -49,6 +49,13 @@ def test_run_has_the_exit_code_of_the_worst(code, returncode):
     assert re.search(r"^fptps: worker 0 \(pid \d+\) ", done.stderr, re.MULTILINE)
 
 
+def test_run_that_keeps_going():
+    code = "import os, sys; print(os.environ['FPTPS_KEEP_GOING']); sys.exit(int(os.environ['DMLC_WORKER_ID']))"
+    done = fptps_command("run", "--keep-going", "-n", 3, sys.executable, "-c", code)
+    assert done.returncode == 2
+    assert sorted(done.stdout.splitlines()) == [f"[worker {rank}] 1" for rank in range(3)]
+
+
 LISTENING = """
 import os, socket
 while True:

@@ -38,9 +38,12 @@ def test_the_seed_decides():
         (lambda: Quantizer(8, range=0.0).encode(drawn(0, 3), 0), ValueError, "range=0.0"),
         (lambda: Quantizer(8, range=float("nan")).encode(drawn(0, 3), 0), ValueError, "range=nan"),
         (lambda: Quantizer(8, range=-1.0).encode(drawn(0, 3), 0), ValueError, "range=-1.0"),
+        (lambda: Quantizer(8, range=3.41e38).encode(drawn(0, 3), 0), ValueError, r"range=3.41e\+38"),
         (lambda: Quantizer(8).encode(np.ones(3), 0), TypeError, "float32"),
         (lambda: Quantizer(8).encode(drawn(0, 3), 0, out=Codes(8, 4)), ValueError, "do not fit"),
+        (lambda: Quantizer(8).encode(drawn(0, 3), 0, out=Codes(4, 3)), ValueError, "of 8 bits do not fit into 3 of 4"),
         (lambda: Codes(8, 4).decode(np.ones(3, np.float32)), ValueError, "4 values do not fit into 3"),
+        (lambda: Codes(8, 4).decode(np.ones(5, np.float32)), ValueError, "4 values do not fit into 5"),
     ],
 )
 def test_what_makes_no_sense(call, error, text):
@@ -68,17 +71,19 @@ def test_a_sum_is_the_same_everywhere(pair, key, bits, count, range, op):
     assert np.abs(codes.decode() * scale - total).max() < 1.001 * limit / (2 ** (bits - 1) - 1)
 
 
-def test_who_skips_adds_nothing(pair, key):
+@pytest.mark.parametrize("bits", [5, 8])
+def test_who_skips_adds_nothing(pair, key, bits):
     first, second = pair
-    codes = Quantizer(8, range=1.0).encode(drawn(0, 1000), seed=0)
+    codes = Quantizer(bits, range=1.0).encode(drawn(0, 1000), seed=0)
     mine = codes.decode()
-    in_threads(lambda: first.init(key, codes), lambda: second.init(key, Codes(8, 1000)))
+    in_threads(lambda: first.init(key, codes), lambda: second.init(key, Codes(bits, 1000)))
     ticket = second.skip(key)
     first.push_pull(key, codes, out=codes).wait()
     ticket.wait()
     pulled = second.pull(key).wait()
     assert np.abs(codes.decode() - mine).max() < 1e-6  # its own grid: nothing is rounded twice
     assert np.array_equal(pulled.blocks, codes.blocks)
+    assert np.array_equal(pulled.decode(), codes.decode())
 
 
 def test_another_width_is_refused_by_name(pair, key):

@@ -1,4 +1,4 @@
-"""The programs in README.md, docs/python.md and docs/ps-lite.md, run as they stand there."""
+"""The programs in README.md, docs/python.md, docs/store.md and docs/ps-lite.md, run as they stand there."""
 
 import os
 import re
@@ -39,7 +39,9 @@ def run(folder, program, *cluster):
     launcher = ["-m", "fptps", "run", *cluster] if cluster else []
     command = [sys.executable, *launcher, *([sys.executable] if cluster else []), str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(done.stdout.splitlines())
 
@@ -51,6 +53,15 @@ def test_train_of_the_readme(tmp_path, workers):
     lines = run(tmp_path, train, *(["-n", str(workers), "-s", "1"] if workers > 1 else []))
     pattern = re.compile(r"worker (\d) of (\d): loss \d\.\d{3}$")
     assert [pattern.search(line).groups() for line in lines] == [(str(r), str(workers)) for r in range(workers)]
+
+
+def test_store(tmp_path):
+    train, table, saving = snippets("docs/store.md")
+    lines = run(tmp_path, train, "-n", "2", "-s", "1")
+    pattern = re.compile(r"worker (\d): \[1\.0, 2\.0, 3\.0\]$")
+    assert [pattern.search(line)[1] for line in lines] == ["0", "1"]
+    assert run(tmp_path, table, "-n", "2", "-s", "1") == [f"[worker {r}] worker {r}: [20, 20]" for r in range(2)]
+    assert run(tmp_path, saving, "-n", "2") == [f"[worker {r}] worker {r} goes on from step 1" for r in range(2)]
 
 
 @pytest.mark.demo

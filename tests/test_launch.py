@@ -84,6 +84,24 @@ def test_when_one_fails_the_others_are_ended():
     assert "still running, ended by SIGTERM: server 0, worker 1" in err
 
 
+def test_the_others_run_on_where_that_is_wished(gate):
+    commands = [
+        python("scheduler", 0, "import sys; sys.exit(1)"),
+        python("worker", 0, "import os; os.kill(os.getpid(), 9)"),
+        python("worker", 1, f"{report(gate)}; print('done')"),
+    ]
+    out = io.StringIO()
+    supervisor = Supervisor(commands, grace=0, keep_going=True, out=out, err=io.StringIO())
+    join = run_in_thread(supervisor)
+    gate.wait()
+    while None in [process.returncode for process in supervisor.processes[:2]]:
+        threading.Event().wait(0.01)
+    gate.open()
+    assert join() == 128 + signal.SIGKILL
+    assert out.getvalue() == "[worker 1] done\n"
+    assert [process.returncode for process in supervisor.processes] == [1, -signal.SIGKILL, 0]
+
+
 def test_servers_that_wait_for_nobody_are_ended():
     supervisor, code, _, err = supervise(python("server", 0, SLEEP), python("worker", 0, "pass"), grace=30)
     assert code == 0

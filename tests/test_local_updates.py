@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import random
 
 import pytest
@@ -12,59 +12,24 @@ import fptps
 from fptps.codec import Quantizer
 
 torch = pytest.importorskip("torch")
-from fptps.torch.local import DQLOSP, LOSP, OSP, DiLoCo, LocalSGD, Nesterov  # noqa: E402
-from fptps.torch.local.algorithm import Act, Algorithm, decide  # noqa: E402
+from local_updates import (  # noqa: E402
+    ETA,
+    KEYS_OF_A_TRAINING,
+    TRAINERS,
+    assert_all_hold_the_same,
+    flat,
+    loss_of,
+    net,
+    put,
+    statistics,
+    train,
+    trained,
+)
+
+from fptps.torch.local import DQLOSP, LOSP, OSP, DiLoCo, LocalSGD, Nesterov, StreamingDiLoCo  # noqa: E402
 from fptps.torch.local.exchange import Exchange  # noqa: E402
 
 pytestmark = pytest.mark.demo
-
-TRAINERS = 3
-ETA = 0.1
-KEYS_OF_A_TRAINING = 4
-
-
-def net(seed):
-    """Batch normalisation, a frozen parameter and an integer buffer included."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
-    source = torch.Generator().manual_seed(seed)  # not the global one, which all threads share
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=source) / 2)
-    model[3].bias.requires_grad = False
-    return model
-
-
-def loss_of(model, rank, number):
-    """The loss of a worker's batch, other ones on every worker."""
-    source = torch.Generator().manual_seed(1000 * rank + number)
-    x = torch.randn(8, 4, generator=source) + rank
-    return torch.nn.functional.cross_entropy(model(x), torch.randint(3, (8,), generator=source))
-
-
-def flat(tensors):
-    return torch.cat([t.detach().double().flatten() for t in tensors])
-
-
-def trained(model):
-    return [p for p in model.parameters() if p.requires_grad]
-
-
-def statistics(model):
-    return [b for b in model.buffers() if b.is_floating_point()]
-
-
-class Trained:
-    """What a run has to show: per round the steps of each worker's update, w and the statistics in every process."""
-
-    def __init__(self, processes):
-        self.sent = [[] for _ in range(processes)]
-        self.w = [[] for _ in range(processes)]
-        self.hashes = [[] for _ in range(processes)]
-        self.messages = [[] for _ in range(processes)]
-        self.totals = []
-        self.statistics = []
-        self.models = [None] * processes
-        self.states = [None] * processes
 
 
 @pytest.fixture
@@ -76,57 +41,6 @@ def scripted(monkeypatch):
         return dice.setdefault(id(self), random.Random(self._kv.rank)).random() < 0.3
 
     monkeypatch.setattr(Exchange, "arrived", arrived)
-
-
-def train(workers, make, first_key=0, until=None, resume=None):
-    """Trains on all workers but the last, which follows. make(kv, model, optimizer, first_key) is the algorithm.
-
-    until: the round in which to save everything and stop. resume: what was saved then.
-    """
-    run = Trained(len(workers))
-
-    def work(kv):
-        rank, trains = kv.rank, kv.rank < len(workers) - 1
-        model = net(seed=rank)  # others' are overwritten by rank 0's
-        optimizer = torch.optim.SGD(trained(model), lr=ETA) if trains else None
-        local = make(kv, model, optimizer, first_key)
-        number = 0
-        if resume:
-            model.load_state_dict(resume[rank]["model"])
-            local.load_state_dict(resume[rank]["local"])
-            number = resume[rank]["number"]
-
-        def sent(steps):
-            run.sent[rank].append(steps)
-            message, _ = local._exchange.sent
-            run.messages[rank].append(message.decode() if hasattr(message, "decode") else message.numpy().copy())
-
-        def ended(round):
-            run.w[rank].append(local.w.clone())
-            run.hashes[rank].append(hashlib.sha256(local.w.numpy().tobytes()).hexdigest())
-            if rank == 0:
-                run.totals.append(local._exchange.total.clone())
-                run.statistics.append(local._statistics.clone())
-
-        local.on_send, local.on_round = sent, ended
-        while not local.finished:
-            if trains:
-                model.zero_grad()
-                loss_of(model, rank, number).backward()
-                number += 1
-                local.step()
-            else:
-                local.follow()
-            if until is not None and local.round == until:
-                weights = {name: t.clone() for name, t in model.state_dict().items()}
-                run.states[rank] = {"model": weights, "local": local.state_dict(), "number": number}
-                if trains and not local._exchange.in_flight:
-                    local._exchange.skip()  # what follows has opened the next round: nothing is left open
-                break
-        run.models[rank] = model
-
-    in_threads(*[lambda kv=kv: work(kv) for kv in workers])
-    return run
 
 
 def by_the_equations(sent, c=None, outer=None):
@@ -167,22 +81,6 @@ def by_the_equations(sent, c=None, outer=None):
                 put(trained(model), w)
                 put(statistics(model), stats)
     return ws, stats
-
-
-@torch.no_grad()
-def put(tensors, vector):
-    for t in tensors:
-        t.copy_(vector[: t.numel()].view(t.shape))
-        vector = vector[t.numel() :]
-
-
-def assert_all_hold_the_same(run):
-    assert len(run.hashes[0]) > 3
-    assert all(hashes == run.hashes[0] for hashes in run.hashes)
-    for model in run.models:
-        assert torch.equal(flat(trained(model)), flat(trained(run.models[0])))
-        assert torch.equal(flat(statistics(model)), flat(statistics(run.models[0])))
-        assert torch.equal(model[3].bias, run.models[0][3].bias)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +127,34 @@ def test_follows_its_equations(cluster, first_key, scripted, name):
     assert float((flat(statistics(run.models[0])) - stats).norm() / stats.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["OSP", "StreamingDiLoCo"])
+def test_the_network_works_while_the_worker_computes(cluster, first_key, name):
+    """A round goes from sending to its sum while no worker calls fptps: each spins where it would compute."""
+
+    def work(kv):
+        model, trains = net(0), kv.rank < TRAINERS
+        parts = kv, model, torch.optim.SGD(trained(model), lr=ETA) if trains else None
+        if name == "OSP":
+            local = OSP(*parts, steps=5, total_steps=30, first_key=first_key)
+        else:
+            local = StreamingDiLoCo(*parts, steps=1, total_steps=30, fragments=2, first_key=first_key)
+        rounds = []
+        local.on_round = rounds.append
+        while not local.finished:
+            if not trains:
+                local.follow()
+                continue
+            model.zero_grad()
+            loss_of(model, kv.rank, 0).backward()
+            local.step()
+            while not local.finished and not local._current.exchange.arrived():
+                os.sched_yield()
+        return [round.steps for round in rounds]
+
+    *trainers, _ = in_threads(*[lambda kv=kv: work(kv) for kv in cluster])
+    assert trainers == [[1] * 10] * TRAINERS  # no step more: the sum was there
+
+
 @pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.parametrize(("bits", "stated"), [(8, None), (8, 0.5), (16, 0.5), (3, None)])
 def test_dqlosp_follows_its_equations(cluster, first_key, scripted, bits, stated, feedback):
@@ -273,16 +199,27 @@ def assert_sent_what_its_steps_moved(run, i, levels, stated, feedback):
         w, stats = after.double(), stats_after
 
 
-@pytest.mark.parametrize("name", ["LocalSGD", "LOSP", "DQLOSP"])
-def test_goes_on_where_it_was_saved(cluster, first_key, scripted, monkeypatch, name):
+RESUMED = {
+    "LocalSGD": (LocalSGD, {}),
+    "OSP": (OSP, {}),
+    "LOSP": (LOSP, {"compensation": 1.5}),
+    "DQLOSP": (DQLOSP, {"quantizer": Quantizer(16), "error_feedback": True}),
+    "DiLoCo": (DiLoCo, {}),
+    "DiLoCo, overlapped": (DiLoCo, {"overlap": True}),
+    "StreamingDiLoCo": (StreamingDiLoCo, {"fragments": 3, "delay": 2}),
+    "StreamingDiLoCo, saved under way": (StreamingDiLoCo, {"fragments": 3, "delay": 3}),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_goes_on_where_it_was_saved(cluster, first_key, monkeypatch, name):
     """A run that is saved, and goes on with other keys as in a new cluster, against one that is never interrupted."""
-    # By round and step instead of a dice, which would not be saved.
+    # Always after as many steps.
     monkeypatch.setattr(Exchange, "arrived", lambda self: False)
+    kind, settings = RESUMED[name]
 
     def make(*a):
-        if name == "DQLOSP":
-            return DQLOSP(*a[:3], steps=3, total_steps=80, quantizer=Quantizer(16), error_feedback=True, first_key=a[3])
-        return {"LocalSGD": LocalSGD, "LOSP": LOSP}[name](*a[:3], steps=3, total_steps=80, first_key=a[3])
+        return kind(*a[:3], steps=3, total_steps=80, first_key=a[3], **settings)
 
     whole = train(cluster, make, first_key)
     first = train(cluster, make, first_key + KEYS_OF_A_TRAINING, until=4)
@@ -337,19 +274,6 @@ def test_alone_it_is_the_optimizer(alone):
         OSP(alone, wanted, torch.optim.SGD(trained(wanted), ETA), steps=3, total_steps=7, first_key=50).follow()
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"steps": 0}, "steps is 0, but at least 1"),
-        ({"total_steps": 0}, "total_steps is 0, but at least 1"),
-        ({"error_feedback": True}, "there is no quantizer"),
-    ],
-)
-def test_settings_that_make_no_sense(settings, text):
-    with pytest.raises(ValueError, match=text):
-        Algorithm(**{"steps": 1, "total_steps": 1, **settings})
-
-
 @pytest.mark.parametrize("device_dtype", [torch.float64, torch.bfloat16])
 def test_other_floats(cluster, first_key, device_dtype):
     def work(kv):
@@ -365,18 +289,3 @@ def test_other_floats(cluster, first_key, device_dtype):
 
     results = in_threads(*[lambda kv=kv: work(kv) for kv in cluster])
     assert all(torch.equal(result, results[0]) for result in results)
-
-
-def test_the_decisions():
-    """Every state of a worker, and what it does."""
-    waits, overlaps = Algorithm(steps=3, total_steps=9), Algorithm(steps=3, total_steps=9, overlap=True)
-    for steps in range(4):
-        for in_flight in (False, True):
-            for arrived in (False, True):
-                expected = Act.APPLY if in_flight else Act.SEND if steps == 3 else Act.STEP
-                assert decide(waits, steps, in_flight, arrived) is expected
-                if steps == 0 or (in_flight and not (arrived or steps == 3)):
-                    expected = Act.STEP
-                else:
-                    expected = Act.APPLY if in_flight else Act.SEND
-                assert decide(overlaps, steps, in_flight, arrived) is expected

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from osp import CONFIG, OSP, config_file, fake_cifar10, fake_mnist
 
@@ -252,7 +253,7 @@ def test_who_was_started_for_something_else_is_named(
         ({"model_type": "GPT"}, [], "model_type is 'GPT', but there are: CNN, AlexNet"),
         ({"model_type": "ResNet"}, [], "model ResNet takes no inputs of 1 x 8 x 8"),
         ({}, ["--run-dir", "."], "is there already"),
-        ({"on_lost_worker": "continue"}, [], "start them by hand"),
+        ({"on_lost_worker": "continue"}, [], "start it as `fptps run --keep-going`"),
     ],
 )
 def test_what_cannot_start_is_told_to_all(
@@ -274,23 +275,56 @@ def test_the_ps_alone_is_told() -> None:
     assert "Traceback" not in done.stderr
 
 
-def killed_in_the_middle(tmp_path: Path, **changes: Any) -> list[tuple[int, str]]:
-    """A run by hand of 3 workers, whose worker 2 is killed when some rounds are written."""
+def killed_by_hand(tmp_path: Path, workers: int = 3, **changes: Any) -> list[tuple[int, str]]:
+    """A run by hand whose worker 2, or the only one, is killed when some rounds are written."""
     config = {0: ["--config", config_file(tmp_path, **{**OVERLAPPED, "all_iterations": 600, **changes})]}
-    with by_hand([0, 1, 2, 3], "--algorithm", "LOSP", own=config) as processes:
-        files = tmp_path / "runs"
-        while not any(path.stat().st_size for path in files.glob("*/messages.jsonl")):
-            assert processes[0].poll() is None, processes[0].communicate()
-            os.sched_yield()
-        processes[2].send_signal(signal.SIGKILL)
+    with by_hand([*range(workers + 1)], "--algorithm", "LOSP", own=config) as processes:
+        wait_for_messages(tmp_path, processes[0])
+        processes[min(2, workers)].send_signal(signal.SIGKILL)
         return ends(processes)
 
 
-def test_a_lost_worker_ends_the_run_with_all_files_whole(tmp_path: Path) -> None:
-    ended = killed_in_the_middle(tmp_path)
+def killed_in_fptps_run(tmp_path: Path, *options: str, **changes: Any) -> tuple[int, str]:
+    """As killed_by_hand(), with `fptps run`."""
+    config = config_file(tmp_path, **{**OVERLAPPED, "all_iterations": 600, **changes})
+    command = [sys.executable, "-m", "fptps", "run", *options, "-n", 4, "-s", 0, "--", sys.executable, OSP / "main.py"]
+    command += ["--algorithm", "LOSP", "--config", config]
+    running = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        wait_for_messages(tmp_path, running)
+        (worker,) = (p for p in psutil.Process(running.pid).children() if p.environ().get("DMLC_WORKER_ID") == "2")
+        worker.kill()
+        return ends([running])[0]
+    finally:
+        running.terminate()
+        running.communicate()
+
+
+def wait_for_messages(tmp_path: Path, process: subprocess.Popen[str]) -> None:
+    while not any(path.stat().st_size for path in (tmp_path / "runs").glob("*/messages.jsonl")):
+        assert process.poll() is None, process.communicate()
+        os.sched_yield()
+
+
+def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
+    ended = killed_by_hand(tmp_path)
     assert [code for code, _ in ended] == [1, 1, -signal.SIGKILL, 1], ended
     assert "main.py: worker 2 was lost" in ended[0][1], ended[0][1]
     assert "Traceback" not in ended[0][1]
+    assert_ended_with_all_files_whole(tmp_path)
+
+
+def test_a_lost_worker_ends_fptps_run(tmp_path: Path) -> None:
+    code, output = killed_in_fptps_run(tmp_path)
+    assert code == 128 + signal.SIGKILL, output
+    assert "main.py: worker 2 was lost" in output
+    assert "Traceback" not in output
+    assert_ended_with_all_files_whole(tmp_path)
+
+
+def assert_ended_with_all_files_whole(tmp_path: Path) -> None:
     messages, rounds, summary, folder = records(tmp_path)
     assert "worker 2 was lost" in summary["ended"]
     assert summary["test_accuracy"] is None
@@ -302,10 +336,22 @@ def test_a_lost_worker_ends_the_run_with_all_files_whole(tmp_path: Path) -> None
 
 
 def test_a_lost_worker_leaves_the_others_going_on(tmp_path: Path) -> None:
-    ended = killed_in_the_middle(tmp_path, on_lost_worker="continue")
+    ended = killed_by_hand(tmp_path, on_lost_worker="continue")
     assert [code for code, _ in ended] == [0, 0, -signal.SIGKILL, 0], ended
     assert "worker 2 was lost" in ended[0][1]
     assert "goes on with the 2 workers left" in ended[0][1]
+    assert_went_on_without_worker_2(tmp_path)
+
+
+def test_a_lost_worker_leaves_the_others_of_fptps_run_going_on(tmp_path: Path) -> None:
+    code, output = killed_in_fptps_run(tmp_path, "--keep-going", on_lost_worker="continue")
+    assert code == 128 + signal.SIGKILL, output  # the lost worker's is the worst
+    assert "goes on with the 2 workers left" in output
+    assert "Traceback" not in output
+    assert_went_on_without_worker_2(tmp_path)
+
+
+def assert_went_on_without_worker_2(tmp_path: Path) -> None:
     messages, rounds, summary, _ = records(tmp_path)
     ranks = {r["round"]: [m["rank"] for m in messages if m["round"] == r["round"]] for r in rounds}
     kinds = list(ranks.values())
@@ -317,6 +363,14 @@ def test_a_lost_worker_leaves_the_others_going_on(tmp_path: Path) -> None:
     assert summary["ended"] == "all iterations are done"
     assert summary["iterations"] == rounds[-1]["iterations"] >= 600
     assert summary["test_accuracy"] > 0.5
+
+
+def test_the_only_worker_that_is_lost_ends_the_run(tmp_path: Path) -> None:
+    ended = killed_by_hand(tmp_path, workers=1, on_lost_worker="continue")
+    assert [code for code, _ in ended] == [1, -signal.SIGKILL], ended
+    _, rounds, summary, _ = records(tmp_path)
+    assert "worker 1 was lost" in summary["ended"]
+    assert len(rounds) == summary["rounds"]
 
 
 @pytest.mark.parametrize(("dataset", "model"), [("MNIST", "CNN"), ("Cifar10", "AlexNet"), ("Cifar10", "ResNet18")])

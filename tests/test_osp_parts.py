@@ -126,6 +126,19 @@ def test_models(name: str, channels: int, size: int, parameters: int) -> None:
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters()))
 
 
+def test_alexnet_begins_with_signals_that_reach_its_end() -> None:
+    import models
+    import torch
+
+    x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model = models.build("AlexNet", x[:1], seed=1)
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x)
+            if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear)):
+                assert x.std() > 0.1  # with PyTorch's own weights the last ones have 0.01
+
+
 def test_schedules(tmp_path: Path) -> None:
     import config
     import schedules
@@ -207,10 +220,33 @@ def test_a_report_of_runs(tmp_path: Path) -> None:
         "MB from PS": "8.0",
         "MB / message": "2.000",
     }
-    assert dict(zip(header, other))["to 97 %"] == "- in - s"
+    assert dict(zip(header, other))["to 97 %"] == "-"
     assert (tmp_path / "out" / "table.md").read_text() == done.stdout
     for picture in ("curves.png", "communication.png"):
         assert (tmp_path / "out" / picture).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_claims(tmp_path: Path) -> None:
+    import runs
+    from claims import claims
+
+    scores = {"localSGD": [0.5, 0.98], "OSP": [0.97, 0.96], "LOSP": [0.9, 0.965], "DQLOSP-8": [0.5, 0.963]}
+    scores["DQLOSP-16"] = [0.5, None, 0.967]
+    for name, accuracies in scores.items():
+        fake_run(tmp_path / name, accuracies)
+    lines = claims({name: runs.read(tmp_path / name) for name in scores}).splitlines()[2:]
+    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [row[1:] for row in told] == [
+        ["4", "2", "**no**"],
+        ["1", "2", "yes"],
+        ["0.125", "0.0125", "**no**"],
+        ["0.96", "0.965", "yes"],
+        ["0.96", "0.965", "yes"],
+        *2 * [["1", "0.27", "**no**"]],
+        ["0.2", "0.5", "yes"],
+        *2 * [["1", "0.52", "**no**"]],
+        ["0.2", "0.5", "yes"],
+    ]
 
 
 def fake_run(folder: Path, accuracies: list[float | None]) -> None:
@@ -224,7 +260,7 @@ def fake_run(folder: Path, accuracies: list[float | None]) -> None:
             messages.append({"round": number, "rank": rank, "iterations": 5, "bytes_sent": 2_000_000, **times})
     summary = {"iterations": 20, "rounds": 2, "test_accuracy": accuracies[-1], "training_s": 3.5}
     summary |= {"bytes_workers_to_ps": 8_000_000, "bytes_ps_to_workers": 8_000_000}
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"all_iterations": 20}))
     (folder / "summary.json").write_text(json.dumps(summary))
     for name, lines in (("rounds", rounds), ("messages", messages)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -236,3 +272,14 @@ def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "is not the folder of a run that has ended" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_reproduction_tells_at_once_what_data_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    command = [sys.executable, OSP / "reproduce.py", "--mnist", fake_mnist(tmp_path / "mnist")]
+    command += ["--cifar10", tmp_path / "cifar10"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "data_batch_1 is not there" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""  # nothing was run

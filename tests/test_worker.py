@@ -11,7 +11,7 @@ import pytest
 from helpers import MEANS, in_threads, running_scheduler, total, values, workers_of_one_process
 
 import fptps
-from fptps.worker import _settings
+from fptps._arguments import settings_of
 
 
 def on_both(pair, call):
@@ -391,7 +391,7 @@ def test_arguments_go_before_the_environment(monkeypatch):
     monkeypatch.setenv("DMLC_PS_ROOT_URI", "elsewhere")
     monkeypatch.setenv("DMLC_NUM_WORKER", "7")
     monkeypatch.setenv("DMLC_NUM_SERVER", "3")
-    settings = _settings("[::1]:99", 2, None, math.inf)
+    settings = settings_of("[::1]:99", 2, None, math.inf)
     assert settings["DMLC_PS_ROOT_URI"] == "::1"
     assert settings["DMLC_PS_ROOT_PORT"] == "99"
     assert (settings["DMLC_NUM_WORKER"], settings["DMLC_NUM_SERVER"]) == ("2", "3")

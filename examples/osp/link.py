@@ -14,11 +14,11 @@ import torch
 from config import SetupError
 
 import fptps
-from fptps.torch.local.exchange import KEYS, agree
+from fptps.torch.local.exchange import agree
 
 PRESENT, FACTS, REPORT = range(3)  # keys
-TRAINING = 3  # the first of the algorithm's
-WORDS = TRAINING + KEYS  # the first of those by which the PS tells something, a new one each time
+WORDS = 3  # the first of those by which the PS tells something, a new one each time
+TRAINING = 100  # the first of the algorithm's
 WORD_BYTES = 4096
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
+import re
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import config as settings
 import datasets
 import torch
 from algorithms import ALGORITHMS
+from join import Place, join
 from link import Link
 from ps import Ps
 from worker import Worker
@@ -22,16 +20,10 @@ from worker import Worker
 import fptps
 
 CONFIGS = Path(__file__).parent / "configs"
-TIMEOUT_S = 600.0  # of the start, which may be by hand
-REJOIN_S = 60.0  # of the start of the cluster that goes on without a worker
 
 
 def main() -> None:
     args = arguments()
-    if "OMP_NUM_THREADS" not in os.environ:
-        # As if all processes were on this machine: too many threads cost far more than too few.
-        processes = args.ws or int(os.environ.get("DMLC_NUM_WORKER", "1"))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
     roles: list[Ps | Worker] = []
     try:
         train(args, roles)
@@ -42,10 +34,12 @@ def main() -> None:
 
 def train(args: argparse.Namespace, roles: list[Ps | Worker]) -> None:
     """In one cluster after another, should a worker be lost; appends the role to roles when it is known."""
-    lost = 0
+    place = None if args.psip is None else Place(args.psip, args.psport, args.ws, args.rank)
     while True:
+        processes = 0
         try:
-            with join(args, lost) as link:
+            with join(place) as link:
+                processes = link.kv.num_workers
                 if not roles:
                     roles.append(prepare(link, args))
                 (role,) = roles
@@ -54,26 +48,38 @@ def train(args: argparse.Namespace, roles: list[Ps | Worker]) -> None:
             role.end()
             return
         except fptps.NodeLostError as error:
-            if not roles or args.psip is None or roles[0].config.on_lost_worker == "end":
+            if not (roles and roles[0].config.on_lost_worker == "continue" and others_are_left(error, processes)):
                 for role in roles:
                     role.end_early(str(error))
                 raise
-            lost += 1
-            print(f"rank {args.rank}: {error}; goes on with the {args.ws - 1 - lost} workers left", flush=True)
+            rank = roles[0].rank
+            place = place._replace(processes=processes - 1, again=True) if place else Place.of_run(processes - 1, rank)
+            print(f"rank {rank}: {error}; goes on with the {processes - 2} workers left", flush=True)
+
+
+def others_are_left(error: fptps.NodeLostError, processes: int) -> bool:
+    """Whether it was a worker that was lost, not the PS (place 0), a server or the scheduler, and not the only one.
+
+    processes: of the cluster, 0 where it was lost while they joined.
+    """
+    return processes > 2 and re.match("worker [1-9]", str(error)) is not None
 
 
 def prepare(link: Link, args: argparse.Namespace) -> Ps | Worker:
     """The role of this process, when all have found that they were started for the same."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        # As if all processes were on this machine: too many threads cost far more than too few.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // link.kv.num_workers))
     failure = None
     word = {}
     if link.rank == 0:
         try:
             path = args.config or CONFIGS / ("mnist.json" if args.data_dir else "digits.json")
             config = settings.read(path)
-            if args.psip is None and config.on_lost_worker == "continue":
+            if args.psip is None and config.on_lost_worker == "continue" and "FPTPS_KEEP_GOING" not in os.environ:
                 raise settings.SetupError(
                     "on_lost_worker is 'continue', but `fptps run` ends all processes with the first that is lost: "
-                    "start them by hand (--psip), or set 'end'"
+                    "start it as `fptps run --keep-going`, or set 'end'"
                 )
             role: Ps | Worker = Ps(args.algorithm, config, datasets.load(config.dataset_type, args.data_dir))
             word = {"algorithm": args.algorithm, "config": settings.to_json(config)}
@@ -106,60 +112,6 @@ def check(failure: Exception | None, word: dict[str, str]) -> None:
         raise failure
     if word.get("failure"):
         raise settings.SetupError(f"the PS cannot start: {word['failure']}")
-
-
-@contextmanager
-def join(args: argparse.Namespace, lost: int) -> Iterator[Link]:
-    """The cluster of `fptps run`, or with --psip that of the processes started by hand of which so many are lost."""
-    if args.psip is None:
-        with fptps.KVWorker(timeout=TIMEOUT_S) as kv:
-            yield Link(kv, kv.rank)
-        return
-    # The place that it would like: the PS has to be the first.
-    if args.rank == 0 or not lost:
-        os.environ["DMLC_WORKER_ID"] = str(args.rank)
-    else:
-        os.environ.pop("DMLC_WORKER_ID", None)
-    with ExitStack() as stack:
-        if args.rank == 0:
-            stack.enter_context(scheduler(args, args.ws - lost))
-        kv = stack.enter_context(connect(f"{args.psip}:{args.psport}", args.ws - lost, again=lost > 0))
-        yield Link(kv, args.rank)
-
-
-def connect(address: str, processes: int, again: bool) -> fptps.KVWorker:
-    """Joins. Again: the scheduler there may still be the one that ends."""
-    end = time.monotonic() + REJOIN_S
-    while True:
-        try:
-            return fptps.KVWorker(address, processes, 0, timeout=REJOIN_S if again else TIMEOUT_S)
-        except (fptps.ConnectError, fptps.NodeLostError):
-            if not again or time.monotonic() > end:
-                raise
-
-
-@contextmanager
-def scheduler(args: argparse.Namespace, processes: int) -> Iterator[None]:
-    """The scheduler as a child of the PS. It ends by itself when all nodes have left, or when one has died."""
-    environment = {
-        "DMLC_ROLE": "scheduler",
-        "DMLC_PS_ROOT_URI": args.psip,
-        "DMLC_PS_ROOT_PORT": str(args.psport),
-        "DMLC_NUM_WORKER": str(processes),
-        "DMLC_NUM_SERVER": "0",
-        "FPTPS_TIMEOUT": str(TIMEOUT_S),
-    }
-    child = subprocess.Popen([sys.executable, "-m", "fptps", "scheduler"], env={**os.environ, **environment})
-    try:
-        yield
-        child.wait(timeout=10)
-    finally:
-        child.terminate()
-        try:
-            child.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def arguments() -> argparse.Namespace:

@@ -14,9 +14,13 @@ from link import TRAINING, Link
 from records import Moment, Records
 from tqdm import tqdm
 
+from fptps.torch.local import Local
+
 
 class Ps:
     """Follows one cluster after another, should one be lost: the global model and the records go on."""
+
+    rank = 0
 
     def __init__(self, algorithm: str, config: Config, data: datasets.Dataset) -> None:
         self.algorithm = algorithm
@@ -30,38 +34,40 @@ class Ps:
         """Makes the run's folder: SetupError or OSError where that cannot be."""
         self.records = Records(self.config, self.algorithm, folder, self.model)
         self._evaluator = Evaluator(self.config, data_dir)
-        total = self.config.all_iterations
-        self._bar = tqdm(total=total, desc=self.algorithm, unit="it", mininterval=0.5)
 
     def train(self, link: Link) -> None:
         """Follows to the end. NodeLostError leaves everything as of the last round."""
         local = algorithms.make(self.algorithm, link.kv, self.model, None, self.config, TRAINING)
         local.round, local.iterations = self.round, self.iterations
         self.records.start()
-        while not local.finished:
-            local.follow()
-            at = self.records.elapsed()
-            self.round, self.iterations = local.round, local.iterations
-            self._evaluator.submit(self.model, Moment(local.round, local.iterations, at))
-            told = link.reports()
-            crc = zlib.crc32(local.w.numpy())
-            for rank, report in told:
-                if report.model_crc32 != crc:
-                    raise RuntimeError(f"round {local.round}: rank {rank} has another global model than the PS")
-            self.records.messages(told, local.round)
-            self._write_scored(wait=False)
-            self._bar.update(min(local.iterations, self.config.all_iterations) - self._bar.n)
+        total = self.config.all_iterations
+        # So narrow that it fits, behind `fptps run`'s "[worker 0] ", into a terminal of 80 columns.
+        with tqdm(total=total, initial=self.iterations, desc=self.algorithm, unit="it", ncols=68) as bar:
+            while not local.finished:
+                local.follow()
+                self._record(link, local)
+                for moment, scores in self._evaluator.scored(wait=False):
+                    self.records.round(moment, scores)
+                    bar.set_postfix(accuracy=f"{scores[0]:.4f}", refresh=False)
+                bar.update(min(local.iterations, total) - bar.n)
 
-    def _write_scored(self, wait: bool) -> None:
-        for moment, scores in self._evaluator.scored(wait):
-            self.records.round(moment, scores)
-            self._bar.set_postfix(accuracy=f"{scores[0]:.4f}", refresh=False)
+    def _record(self, link: Link, local: Local) -> None:
+        """A round has ended: its model is to be scored, and its messages are written."""
+        at = self.records.elapsed()
+        self.round, self.iterations = local.round, local.iterations
+        self._evaluator.submit(self.model, Moment(local.round, local.iterations, at))
+        told = link.reports()
+        crc = zlib.crc32(local.w.numpy())
+        for rank, report in told:
+            if report.model_crc32 != crc:
+                raise RuntimeError(f"round {local.round}: rank {rank} has another global model than the PS")
+        self.records.messages(told, local.round)
 
     def end(self) -> None:
         """All iterations are done: the last evaluations."""
         self.records.stop()
-        self._bar.close()
-        self._write_scored(wait=True)
+        for moment, scores in self._evaluator.scored(wait=True):
+            self.records.round(moment, scores)
         scores = self._evaluator.score(self.model)
         self.records.end(self.model, scores, "all iterations are done")
         print(
@@ -72,7 +78,6 @@ class Ps:
     def end_early(self, why: str) -> None:
         """The files are whole: what has not been evaluated yet has no scores."""
         self.records.stop()
-        self._bar.close()
         for moment in self._evaluator.give_up():
             self.records.round(moment, None)
         self.records.end(self.model, None, why)

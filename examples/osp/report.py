@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -31,9 +32,9 @@ def table(runs: list[Run]) -> str:
             "iterations": run.summary["iterations"],
             "rounds": run.summary["rounds"],
             "accuracy": share(run.summary["test_accuracy"]),
-            "to 97 %": f"{number(run.first('iterations', 0.97), 0)} in {number(run.first('elapsed_s', 0.97))} s",
-            "s in all": number(run.summary["training_s"]),
-            "iterations / s": number(run.summary["iterations"] / run.summary["training_s"]),
+            "to 97 %": reached(run, 0.97),
+            "s in all": f"{run.summary['training_s']:.1f}",
+            "iterations / s": f"{run.summary['iterations'] / run.summary['training_s']:.1f}",
             "s under way / round": f"{run.per_round('communication_s'):.3f}",
             "s waited / round": f"{run.per_round('waited_s'):.4f}",
             "MB to PS": f"{run.summary['bytes_workers_to_ps'] / 1e6:.1f}",
@@ -45,12 +46,20 @@ def table(runs: list[Run]) -> str:
     return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
 
 
+def milestones(runs: list[Run], accuracies: Sequence[float]) -> str:
+    """A row for each run: when its rounds' models first were so accurate."""
+    rows = [[run.name, *(reached(run, accuracy) for accuracy in accuracies)] for run in runs]
+    headers = ["run", *(f"to {100 * accuracy:.0f} %" for accuracy in accuracies)]
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def reached(run: Run, accuracy: float) -> str:
+    seconds = run.first("elapsed_s", accuracy)
+    return "-" if seconds is None else f"{run.first('iterations', accuracy)} in {seconds:.1f} s"
+
+
 def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def draw_curves(runs: list[Run], path: Path) -> None:
@@ -81,11 +90,13 @@ def draw_communication(runs: list[Run], path: Path) -> None:
         times.bar_label(bars, fmt="%.3f", fontsize=8)
     times.set_xticks([p + 0.2 for p in places], names, rotation=20)
     times.set(ylabel="seconds of a round (mean)")
+    times.margins(y=0.1)
     times.legend()
     bars = sizes.bar(names, [run.per_round("bytes_sent") / 1e6 for run in runs], 0.6)
     sizes.bar_label(bars, fmt="%.2f", fontsize=8)
     sizes.set_xticks(list(places), names, rotation=20)
     sizes.set(ylabel="MB of a message, and of a sum")
+    sizes.margins(y=0.1)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -1,7 +1,7 @@
 """`make osp`: the algorithms over links of 100 Mbit/s, and docs/osp.md's figures from what they have written.
 
 Each run has a folder of its own in build/osp; one that is there with a summary is not run again. Where runs are named,
-only those are run.
+only those are run; those of SLOWER are run only then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 from claims import claims
+from config import SetupError
 from runs import Run, read
 
 import report
@@ -68,10 +70,16 @@ COMPARED = {
 SHOWN = {
     "8-workers": Piece("LOSP", 8, SHORT),
     "16-workers": Piece("LOSP", 16, SHORT),
-    "AlexNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "AlexNet"}),
+    "AlexNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "AlexNet", "all_iterations": 2000}),
     "ResNet": Piece("LOSP", 4, {**CIFAR10, "model_type": "ResNet"}),
 }
-PIECES = {**COMPARED, **SHOWN}
+QUARTER = {"initial_lr": 0.025, "gamma": 0.0375, "all_iterations": 9000}
+SLOWER = {
+    "localSGD-0.025": Piece("localSGD", changes=QUARTER),
+    "OSP-0.025": Piece("OSP", changes=QUARTER),
+}
+DEFAULT = [*COMPARED, *SHOWN]
+PIECES = {**COMPARED, **SHOWN, **SLOWER}
 
 
 def launcher(processes: int) -> list[str]:
@@ -102,8 +110,8 @@ def run(name: str, data: Path) -> None:
     subprocess.run([*launcher(piece.workers + 1), "--", *program], cwd=ROOT, check=True)
 
 
-def write_page(compared: list[Run], shown: list[Run]) -> None:
-    """The figures of docs/osp.md."""
+def write_page(compared: list[Run], shown: list[Run], slower: list[Run]) -> None:
+    """The figures of docs/osp.md. shown, slower: those of SHOWN and of SLOWER that there are."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     report.draw_curves(compared, PICTURES / "curves.png")
     report.draw_communication(compared, PICTURES / "communication.png")
@@ -120,6 +128,12 @@ def write_page(compared: list[Run], shown: list[Run]) -> None:
     ]
     if shown:
         figures += ["Short runs, to show that they work:", report.table(shown)]
+    if len(slower) == len(SLOWER):
+        rates = [each for each in compared if each.name in ("localSGD", "OSP")] + slower
+        figures += [
+            "localSGD and OSP at eta 0.1, and at a quarter of it: iterations and seconds to an accuracy:",
+            report.milestones(rates, (0.9, 0.93, 0.95, 0.96, 0.97)),
+        ]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + "\n\n".join([*figures, END]) + after)
@@ -127,21 +141,29 @@ def write_page(compared: list[Run], shown: list[Run]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="repeats the experiments of docs/osp.md")
-    parser.add_argument("names", nargs="*", metavar="RUN", help=f"some of: {', '.join(PIECES)} [all]")
+    names = f"some of: {', '.join(PIECES)} [the first {len(DEFAULT)}]"
+    parser.add_argument("names", nargs="*", metavar="RUN", help=names)
     parser.add_argument("--mnist", type=Path, required=True, help="folder of MNIST's four *-ubyte.gz files")
     parser.add_argument("--cifar10", type=Path, help="the folder cifar-10-batches-py [its two runs are left out]")
     args = parser.parse_args()
     if unknown := set(args.names) - PIECES.keys():
         parser.error(f"unknown runs: {', '.join(sorted(unknown))}")
-    for name in args.names or PIECES:
+    for dataset_type, folder in (("MNIST", args.mnist), ("Cifar10", args.cifar10)):
+        if folder is not None:
+            datasets.load(dataset_type, folder)  # what is wrong there is told now, not after half an hour
+    for name in args.names or DEFAULT:
         data = args.cifar10 if PIECES[name].config["dataset_type"] == "Cifar10" else args.mnist
         if data is not None:
             run(name, data)
     ended = {name: read(OUT / name) for name in PIECES if (OUT / name / "summary.json").exists()}
     if ended.keys() >= COMPARED.keys():
-        write_page([ended[name] for name in COMPARED], [ended[name] for name in SHOWN if name in ended])
+        compared, shown, slower = ([ended[n] for n in names if n in ended] for names in (COMPARED, SHOWN, SLOWER))
+        write_page(compared, shown, slower)
         print(f"the figures are in {PAGE}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SetupError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -21,6 +21,11 @@ import (
 type Sum struct {
 	Header wire.Header
 	Buffer *Buffer // held once for the receiver of the Sum; nil where Header.WireLen is 0
+
+	Policy       wire.Policy // of the tensor
+	LearningRate float32     // what a contribution said of it
+	Rated        bool        // one did
+	Rows         Rows        // of a table: those that somebody pushed; valid until the packet's next round but one
 }
 
 // ErrStale is a contribution to a round that is long complete. It does no harm.
@@ -57,6 +62,12 @@ type slot struct {
 	since time.Time
 	dtype wire.DType
 	raw   uint32
+	codec wire.Codec
+	rows  Rows // of a table: that are in acc
+
+	policy wire.Policy
+	rate   float32
+	rated  bool
 }
 
 // NewTable makes the slots of an aggregator for so many workers. now is the time,
@@ -81,7 +92,11 @@ func (t *Table) Add(rank int, h *wire.Header, payload []byte, owned *Buffer) (su
 	if !reduce.Supported(h.DType) || h.Op == wire.OpMean && !reduce.CanDivide(h.DType) {
 		return Sum{}, false, fmt.Errorf("tensor %d: operation %d of %v is not possible on this node", h.Tensor, h.Op, h.DType)
 	}
-	s, err := t.slot(rank, h, h.Packet, h.RawLen)
+	raw := h.RawLen
+	if h.Codec == wire.CodecRows {
+		raw = wire.PacketBytes
+	}
+	s, err := t.slot(rank, h, h.Packet, raw)
 	if s == nil || err != nil {
 		return Sum{}, false, err
 	}
@@ -90,6 +105,10 @@ func (t *Table) Add(rank int, h *wire.Header, payload []byte, owned *Buffer) (su
 	}
 	s.op, s.named = h.Op, true
 	switch {
+	case h.Codec == wire.CodecRows:
+		if err := t.addRows(s, h, payload); err != nil {
+			return Sum{}, false, err
+		}
 	case s.acc == nil && reduce.Wide(h.DType):
 		s.acc = t.pool.Get(reduce.AccBytes(h.DType, len(payload)))
 		reduce.Widen(h.DType, s.acc.Bytes, payload)
@@ -157,13 +176,17 @@ func (t *Table) slot(rank int, h *wire.Header, packet, raw uint32) (*slot, error
 	case s.used && s.round < h.Round && !s.whole:
 		return nil, fmt.Errorf("tensor %d packet %d: round %d arrives before round %d is complete", h.Tensor, packet, h.Round, s.round)
 	case !s.used || s.round < h.Round:
-		*s = slot{used: true, round: h.Round, from: s.from.cleared(), prio: h.Priority, since: t.now, dtype: h.DType, raw: raw}
+		*s = slot{
+			used: true, round: h.Round, from: s.from.cleared(), prio: h.Priority, since: t.now,
+			dtype: h.DType, raw: raw, codec: h.Codec, rows: s.rows.cleared(), policy: h.Policy(),
+		}
 		t.open++
 	case s.from.has(rank):
 		return nil, nil
 	}
-	if s.dtype != h.DType || s.raw != raw {
-		return nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, others sent %d of %v", h.Tensor, packet, raw, h.DType, s.raw, s.dtype)
+	if s.dtype != h.DType || s.raw != raw || s.codec != h.Codec || s.policy != h.Policy() {
+		return nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, codec %d, %v, others sent %d of %v, codec %d, %v",
+			h.Tensor, packet, raw, h.DType, h.Codec, h.Policy(), s.raw, s.dtype, s.codec, s.policy)
 	}
 	return s, nil
 }
@@ -173,16 +196,19 @@ func (t *Table) count(s *slot, rank int, h *wire.Header, packet uint32) (Sum, bo
 	s.from.add(rank)
 	s.count++
 	s.prio = max(s.prio, h.Priority)
+	if h.Flags&wire.FlagLearningRate != 0 {
+		s.rate, s.rated = h.LearningRate, true
+	}
 	if s.count < t.workers {
 		return Sum{}, false
 	}
 	s.whole = true
 	t.open--
 	sum := Sum{Header: wire.Header{
-		Kind: wire.Sum, DType: s.dtype, Op: s.op, Tensor: h.Tensor, Packet: packet, Run: 1, Round: s.round,
+		Kind: wire.Sum, DType: s.dtype, Op: s.op, Codec: s.codec, Tensor: h.Tensor, Packet: packet, Run: 1, Round: s.round,
 		Epoch: h.Epoch, Plan: h.Plan, Generation: h.Generation,
 		Priority: s.prio, Contributors: uint16(s.count), RawLen: s.raw,
-	}}
+	}, Policy: s.policy, LearningRate: s.rate, Rated: s.rated, Rows: s.rows}
 	acc := s.acc
 	s.acc = nil
 	switch {

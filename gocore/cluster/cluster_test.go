@@ -83,7 +83,7 @@ func declareMany(p *Postoffice, n, shift int) ([]uint32, error) {
 	errs := make(chan error, n)
 	for i := range n {
 		k := (i*7 + shift*11) % n
-		p.Declare(uint64(100+k), uint64(4*k), wire.Float32, func(id uint32, err error) {
+		p.Declare(uint64(100+k), wire.Tensor{Bytes: uint64(4 * k), DType: wire.Float32}, func(id uint32, err error) {
 			ids[k] = id
 			errs <- err
 		})
@@ -110,7 +110,7 @@ func declare(p *Postoffice, key, bytes uint64, dtype wire.DType) (uint32, error)
 		err error
 	}
 	done := make(chan answer, 1)
-	p.Declare(key, bytes, dtype, func(id uint32, err error) { done <- answer{id, err} })
+	p.Declare(key, wire.Tensor{Bytes: bytes, DType: dtype}, func(id uint32, err error) { done <- answer{id, err} })
 	a := <-done
 	return a.id, a.err
 }
@@ -147,7 +147,7 @@ func TestDisagreementIsToldToAllAtOnce(t *testing.T) {
 		w, _ := b.start(3, 0)
 		told := make(chan error, 3)
 		declareLate := func(i int) {
-			w[i].Declare(5, uint64(4+i%2*4), wire.Int32, func(_ uint32, err error) { told <- err })
+			w[i].Declare(5, wire.Tensor{Bytes: uint64(4 + i%2*4), DType: wire.Int32}, func(_ uint32, err error) { told <- err })
 		}
 		declareLate(0)
 		declareLate(1)
@@ -157,7 +157,7 @@ func TestDisagreementIsToldToAllAtOnce(t *testing.T) {
 		}
 		declareLate(2)
 		for range 3 {
-			wantError(t, <-told, fault.Mismatch, "workers 0, 2 have 4 bytes of int32; worker 1 has 8 bytes of int32")
+			wantError(t, <-told, fault.Mismatch, "workers 0, 2 have 4 bytes of int32, sync; worker 1 has 8 bytes of int32, sync")
 		}
 	})
 }
@@ -173,7 +173,7 @@ func TestRequestsThatMakeNoSense(t *testing.T) {
 		_, err = declare(w[0], 1, 5, wire.Int32)
 		wantError(t, err, fault.Value, "key 1", "no whole number of int32")
 		first := make(chan error, 1)
-		w[0].Declare(2, 4, wire.Int32, func(_ uint32, err error) { first <- err })
+		w[0].Declare(2, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { first <- err })
 		_, err = declare(w[0], 2, 4, wire.Int32)
 		wantError(t, err, fault.Busy, "key 2")
 		if err := <-first; err != nil {
@@ -211,7 +211,7 @@ func TestWaitingIsTold(t *testing.T) {
 		b.each(3, func(i int) error { return awaitBarrier([]*Postoffice{w[0], w[1], s[0]}[i], AllGroup) })
 		done := make(chan error, 2)
 		w[0].Barrier(0, WorkerGroup, func(err error) { done <- err })
-		w[1].Declare(7, 4, wire.Int32, func(_ uint32, err error) { done <- err })
+		w[1].Declare(7, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { done <- err })
 		time.Sleep(7 * time.Second)
 		if err := awaitBarrier(w[1], WorkerGroup); err != nil {
 			t.Fatal(err)
@@ -240,7 +240,7 @@ func TestClose(t *testing.T) {
 		errs := make(chan error, 3)
 		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
 		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
-		w[0].Declare(1, 4, wire.Int32, func(_ uint32, err error) { errs <- err })
+		w[0].Declare(1, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
 		w[0].Close()
 		for range 3 {
 			wantError(t, <-errs, fault.Closed, "worker 0")
@@ -259,7 +259,7 @@ func TestPanicInACallback(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(2, 0)
 		errs := make(chan error, 1)
-		w[0].Declare(1, 4, wire.Int32, func(_ uint32, err error) { errs <- err })
+		w[0].Declare(1, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
 		w[0].Barrier(0, WorkerGroup, func(err error) { panic("a bug") })
 		if err := awaitBarrier(w[1], WorkerGroup); err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -15,11 +16,11 @@ import (
 
 // stepDeclare enters a worker's declaration into the ledger.
 func (s *Scheduler) stepDeclare(now time.Time, from *member, m *pspb.Declare) {
-	if from.Role != RoleWorker || m.GetDtype() > 255 {
-		s.stray(Name(from.ID), fmt.Sprintf("it declares a tensor of dtype %d", m.GetDtype()))
+	if from.Role != RoleWorker || m.GetDtype() > math.MaxUint8 || m.GetPolicy() > math.MaxUint16 {
+		s.stray(Name(from.ID), fmt.Sprintf("it declares a tensor of dtype %d, consistency %d", m.GetDtype(), m.GetPolicy()))
 		return
 	}
-	o := opinion{bytes: m.GetBytes(), dtype: wire.DType(m.GetDtype())}
+	o := wire.Tensor{Bytes: m.GetBytes(), DType: wire.DType(m.GetDtype()), Policy: wire.Policy(m.GetPolicy()), Row: m.GetRow()}
 	replies, twice := s.ledger.declare(now, from.Rank(), m.GetKey(), o)
 	if twice {
 		s.stray(Name(from.ID), fmt.Sprintf("it declares key %d twice", m.GetKey()))
@@ -61,9 +62,10 @@ func disagreementError(m *pspb.Disagreement) error {
 			parts = append(parts, fmt.Sprintf("and %d other opinions", len(m.GetPart())-most))
 			break
 		}
-		parts = append(parts, fmt.Sprintf("%s %d bytes of %v", holders(p.GetRank()), p.GetBytes(), wire.DType(p.GetDtype())))
+		t := wire.Tensor{Bytes: p.GetBytes(), DType: wire.DType(p.GetDtype()), Policy: wire.Policy(p.GetPolicy()), Row: p.GetRow()}
+		parts = append(parts, fmt.Sprintf("%s %v", holders(p.GetRank()), t))
 	}
-	return fault.New(fault.Mismatch, "key %d: the workers disagree about the tensor: %s. Every worker has to pass the same shape and dtype",
+	return fault.New(fault.Mismatch, "key %d: the workers disagree about the tensor: %s. Every worker has to pass the same shape, dtype and consistency",
 		m.GetKey(), strings.Join(parts, "; "))
 }
 

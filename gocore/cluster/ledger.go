@@ -19,12 +19,6 @@ const (
 	maxScan = 4096
 )
 
-// opinion is what a worker believes about a tensor.
-type opinion struct {
-	bytes uint64
-	dtype wire.DType
-}
-
 // reply is a message for the worker of a rank.
 type reply struct {
 	rank int
@@ -42,14 +36,14 @@ type ledger struct {
 }
 
 type agreement struct {
-	opinion
+	wire.Tensor
 	id uint32
 }
 
 // declaration is a key that some workers have declared, not all.
 type declaration struct {
 	key      uint64
-	opinions map[int]opinion // by rank
+	opinions map[int]wire.Tensor // by rank
 	since    time.Time
 	place    *list.Element
 }
@@ -63,15 +57,15 @@ func newLedger(workers int) *ledger {
 // leave, and the rest would hear of that instead. After a disagreement the key is
 // forgotten and may be declared anew. twice is true when the worker has not been
 // answered on this key yet, which no worker of ours does.
-func (l *ledger) declare(now time.Time, rank int, key uint64, o opinion) (replies []reply, twice bool) {
-	if reason := o.refusal(); reason != "" {
+func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (replies []reply, twice bool) {
+	if reason := o.Refusal(); reason != "" {
 		return []reply{refusedReply(rank, key, reason)}, false
 	}
 	if a, ok := l.agreed[key]; ok {
-		if a.opinion == o {
+		if a.Tensor == o {
 			return []reply{declaredReply(rank, key, a.id)}, false
 		}
-		return []reply{{rank, disagreement(key, l.everyone(a.opinion, rank, o))}}, false
+		return []reply{{rank, disagreement(key, l.everyone(a.Tensor, rank, o))}}, false
 	}
 	d := l.open[key]
 	if d == nil {
@@ -96,7 +90,7 @@ func (l *ledger) conclude(d *declaration) (replies []reply) {
 	a := agreement{d.opinions[0], uint32(len(l.agreed))}
 	agreed := true
 	for _, o := range d.opinions {
-		agreed = agreed && o == a.opinion
+		agreed = agreed && o == a.Tensor
 	}
 	if agreed {
 		l.agreed[d.key] = a
@@ -112,7 +106,7 @@ func (l *ledger) conclude(d *declaration) (replies []reply) {
 }
 
 func (l *ledger) begin(now time.Time, key uint64) *declaration {
-	d := &declaration{key: key, opinions: map[int]opinion{}, since: now}
+	d := &declaration{key: key, opinions: map[int]wire.Tensor{}, since: now}
 	d.place = l.oldest.PushBack(d)
 	l.open[key] = d
 	return d
@@ -124,8 +118,8 @@ func (l *ledger) forget(d *declaration) {
 }
 
 // everyone is the opinion that all hold but one.
-func (l *ledger) everyone(agreed opinion, rank int, o opinion) map[int]opinion {
-	all := map[int]opinion{}
+func (l *ledger) everyone(agreed wire.Tensor, rank int, o wire.Tensor) map[int]wire.Tensor {
+	all := map[int]wire.Tensor{}
 	for r := range l.workers {
 		all[r] = agreed
 	}
@@ -177,20 +171,7 @@ func (l *ledger) overdue(now time.Time) []stuck {
 	return all
 }
 
-// refusal says why no tensor can be like this, "" if one can.
-func (o opinion) refusal() string {
-	switch {
-	case !o.dtype.Valid():
-		return fmt.Sprintf("unknown dtype %d", o.dtype)
-	case o.bytes > wire.MaxTensorBytes:
-		return fmt.Sprintf("%d bytes, at most %d", o.bytes, uint64(wire.MaxTensorBytes))
-	case o.bytes%uint64(o.dtype.Size()) != 0:
-		return fmt.Sprintf("%d bytes are no whole number of %v", o.bytes, o.dtype)
-	}
-	return ""
-}
-
-func ranks(opinions map[int]opinion) []int {
+func ranks(opinions map[int]wire.Tensor) []int {
 	all := make([]int, 0, len(opinions))
 	for rank := range opinions {
 		all = append(all, rank)
@@ -208,13 +189,15 @@ func refusedReply(rank int, key uint64, reason string) reply {
 }
 
 // disagreement lists the opinions, each with the ranks that hold it, in the order of their lowest rank.
-func disagreement(key uint64, opinions map[int]opinion) *pspb.Meta {
-	parts := map[opinion]*pspb.Disagreement_Part{}
+func disagreement(key uint64, opinions map[int]wire.Tensor) *pspb.Meta {
+	parts := map[wire.Tensor]*pspb.Disagreement_Part{}
 	m := &pspb.Disagreement{Key: proto.Uint64(key)}
 	for _, rank := range ranks(opinions) {
 		o := opinions[rank]
 		if parts[o] == nil {
-			parts[o] = &pspb.Disagreement_Part{Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype))}
+			parts[o] = &pspb.Disagreement_Part{
+				Bytes: proto.Uint64(o.Bytes), Dtype: proto.Uint32(uint32(o.DType)), Policy: proto.Uint32(uint32(o.Policy)), Row: proto.Uint32(o.Row),
+			}
 			m.Part = append(m.Part, parts[o])
 		}
 		parts[o].Rank = append(parts[o].Rank, uint32(rank))

@@ -120,16 +120,16 @@ func (p *Postoffice) barrier(customer, group int, done func(error)) {
 	}
 }
 
-// Declare says the size and type of this worker's tensor. When all workers have
+// Declare says what this worker's tensor is. When all workers have
 // said the same, done gets the tensor's id: they count from 0. done as for Barrier.
-func (p *Postoffice) Declare(key, bytes uint64, dtype wire.DType, done func(id uint32, err error)) {
-	if !p.loop.do(func() { p.declare(key, opinion{bytes, dtype}, done) }) {
+func (p *Postoffice) Declare(key uint64, t wire.Tensor, done func(id uint32, err error)) {
+	if !p.loop.do(func() { p.declare(key, t, done) }) {
 		done(0, p.failure)
 	}
 }
 
-func (p *Postoffice) declare(key uint64, o opinion, done func(uint32, error)) {
-	reason := o.refusal()
+func (p *Postoffice) declare(key uint64, t wire.Tensor, done func(uint32, error)) {
+	reason := t.Refusal()
 	switch {
 	case p.failure != nil:
 		done(0, p.failure)
@@ -142,7 +142,8 @@ func (p *Postoffice) declare(key uint64, o opinion, done func(uint32, error)) {
 	default:
 		p.declares[key] = done
 		p.send(&pspb.Meta{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{
-			Key: proto.Uint64(key), Bytes: proto.Uint64(o.bytes), Dtype: proto.Uint32(uint32(o.dtype)),
+			Key: proto.Uint64(key), Bytes: proto.Uint64(t.Bytes), Dtype: proto.Uint32(uint32(t.DType)), Policy: proto.Uint32(uint32(t.Policy)),
+			Row: proto.Uint32(t.Row),
 		}}})
 	}
 }

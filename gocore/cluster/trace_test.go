@@ -89,7 +89,11 @@ func (s *script) command(line string) {
 		m := barrierMessage(int32(number(values["group"], 7)), 0, int32(number(values["customer"], 0)), true)
 		s.step(values, nodeID(words[0]), m)
 	case "declare":
-		m := &pspb.Declare{Key: proto.Uint64(uint64(number(values["key"], 0))), Bytes: proto.Uint64(uint64(number(values["bytes"], 0))), Dtype: proto.Uint32(dtype(values["dtype"]))}
+		m := &pspb.Declare{
+			Key: proto.Uint64(uint64(number(values["key"], 0))), Bytes: proto.Uint64(uint64(number(values["bytes"], 0))),
+			Dtype: proto.Uint32(dtype(values["dtype"])), Policy: proto.Uint32(uint32(number(values["policy"], 0))),
+			Row: proto.Uint32(uint32(number(values["row"], 0))),
+		}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Declare{Declare: m}})
 	case "suspect":
 		m := &pspb.Suspect{Id: proto.Int32(int32(nodeID(words[1]))), Why: proto.String("reset by peer")}

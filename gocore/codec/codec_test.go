@@ -159,16 +159,24 @@ func TestZerosAndWhatIsNotFinite(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
 		for _, stated := range []float32{0, 1} {
 			zeros := make([]float32, Values(bits)+1)
-			if got := decoded(bits, len(zeros), encoded(bits, zeros, stated, 3)); !slices.Equal(got, zeros) {
-				t.Errorf("range %v: zeros became something", stated)
+			for _, v := range decoded(bits, len(zeros), encoded(bits, zeros, stated, 3)) {
+				if math.Float32bits(v) != 0 {
+					t.Fatalf("range %v: a zero became %v", stated, v)
+				}
 			}
 			for _, bad := range []float32{nan, inf, -inf} {
 				values := make([]float32, 2*Values(bits))
 				values[1], values[Values(bits)] = bad, 1
-				got := decoded(bits, len(values), encoded(bits, values, stated, 3))
-				for i, v := range got {
+				blocks := encoded(bits, values, stated, 3)
+				for i, v := range decoded(bits, len(values), blocks) {
 					if isNaN := v != v; isNaN != (i < Values(bits)) {
 						t.Fatalf("range %v, %v in the first block: value %d is %v", stated, bad, i, v)
+					}
+				}
+				binary.NativeEndian.PutUint32(blocks, math.Float32bits(1))
+				for i, v := range decoded(bits, Values(bits), blocks) {
+					if math.Abs(float64(v)) > float64(Levels(bits)) {
+						t.Fatalf("range %v, %v in the block: code %d is %v", stated, bad, i, v)
 					}
 				}
 			}
@@ -178,6 +186,48 @@ func TestZerosAndWhatIsNotFinite(t *testing.T) {
 			if math.Abs(float64(v)) > math.SmallestNonzeroFloat32 {
 				t.Errorf("the smallest value became %v", v)
 			}
+		}
+	})
+}
+
+// Whoever rounds neighbours by the same number moves sums of them, as a model makes, by more than rounding has to.
+func TestNeighboursAreRoundedIndependently(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
+		values := slices.Repeat([]float32{0.5}, Values(bits)/2*2)
+		pairs, alike := 0, 0
+		for seed := range uint64(4000 / len(values) * 2) {
+			got := decoded(bits, len(values), encoded(bits, values, float32(Levels(bits)), seed))
+			for i := 0; i < len(got)-1; i++ {
+				pairs++
+				if got[i] == got[i+1] {
+					alike++
+				}
+			}
+		}
+		if share := float64(alike) / float64(pairs); math.Abs(share-0.5) > 5*0.5/math.Sqrt(float64(pairs)) {
+			t.Errorf("%.3f of %d neighbours of 0.5 were rounded alike", share, pairs)
+		}
+	})
+}
+
+// A block that is not full is as if zeros followed: they are added up like the rest.
+func TestTheRestOfABlockIsZeros(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
+		for _, v := range decoded(bits, Values(bits), encoded(bits, []float32{3, -4}, 0, 1))[2:] {
+			if math.Float32bits(v) != 0 {
+				t.Fatalf("after the last value there is %v", v)
+			}
+		}
+	})
+}
+
+func TestWhatWasThereBeforeDoesNotMatter(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
+		values := normal(r, Values(bits)+1, 1)
+		clean := make([]byte, Bytes(bits, len(values)))
+		Encode(clean, bits, values, 0, rand.NewPCG(7, 0))
+		if !bytes.Equal(clean, encoded(bits, values, 0, 7)) {
+			t.Error("the bytes depend on what was in their place")
 		}
 	})
 }

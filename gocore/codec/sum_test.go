@@ -1,10 +1,13 @@
 package codec
 
 import (
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"testing"
 	"unsafe"
+
+	"fptps/gocore/wire"
 )
 
 // A sum of blocks against the sum of what they decode to: within a step of the sum's own grid, which a stated range fixes.
@@ -31,6 +34,9 @@ func TestSumOfBlocks(t *testing.T) {
 			Narrow(bits, blocks, acc)
 			got := decoded(bits, n, blocks)
 			for b := range 2 {
+				if told := statedRange(blocks[b*wire.BlockBytes:]); told != workers*stated {
+					t.Fatalf("range %v: that of the sum is %v", stated, told)
+				}
 				values := wanted[b*Values(bits):][:Values(bits)]
 				limit := float64(workers * stated)
 				if stated == 0 {
@@ -47,6 +53,58 @@ func TestSumOfBlocks(t *testing.T) {
 			}
 		}
 	})
+}
+
+func statedRange(block []byte) float32 {
+	return math.Float32frombits(binary.NativeEndian.Uint32(block[4:]))
+}
+
+// The same sum is quantised many times: the mean has to be within 5 standard errors of it.
+func TestASumIsRoundedWithoutBias(t *testing.T) {
+	const times = 4000
+	for _, stated := range []float32{0, 2} {
+		acc := make([]float32, AccFloats(4))
+		Widen(4, acc, encoded(4, []float32{-1, 0.35, 0.5, 1}, stated, 1))
+		for i := range acc[1:] {
+			acc[1+i] *= 0.77 // off the grid
+		}
+		acc[4] = 1 // so that the block's range is known
+		limit := max(stated, 1)
+		step := float64(limit) / float64(Levels(4))
+		var sums [3]float64
+		block := make([]byte, wire.BlockBytes)
+		for range times {
+			Narrow(4, block, acc)
+			for i, v := range decoded(4, 3, block) {
+				sums[i] += float64(v)
+			}
+		}
+		for i, sum := range sums {
+			v := float64(acc[1+i])
+			_, fraction := math.Modf(math.Abs(v) / step)
+			tolerance := 5*step*math.Sqrt(fraction*(1-fraction)/times) + 1e-6
+			if off := sum/times - v; math.Abs(off) > tolerance {
+				t.Errorf("range %v: the mean of %v is off by %g, tolerance %g", stated, v, off, tolerance)
+			}
+		}
+	}
+}
+
+// A peer may state what it likes: a range that is none counts as none.
+func TestARangeThatIsNone(t *testing.T) {
+	for _, stated := range []float32{-3, float32(math.NaN()), float32(math.Inf(-1))} {
+		block := encoded(8, []float32{1, -0.5}, 0, 1)
+		binary.NativeEndian.PutUint32(block[4:], math.Float32bits(stated))
+		acc := make([]float32, AccFloats(8))
+		Widen(8, acc, block)
+		Narrow(8, block, acc)
+		if got := decoded(8, 2, block); got[0] != 1 || math.Abs(float64(got[1])+0.5) > 1./127 {
+			t.Errorf("range %v: the sum is %v", stated, got)
+		}
+		if told := statedRange(block); told != 0 && told == told {
+			t.Errorf("range %v: that of the sum is %v", stated, told)
+		}
+	}
 }
 
 // Narrow may write over the accumulator that it reads.

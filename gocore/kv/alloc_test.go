@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"fptps/gocore/plan"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -30,14 +31,16 @@ func (l *loop) deliver(t *testing.T) {
 			}
 			h.Packet++
 		}
-		m.Owner.Release()
+		if m.Owner != nil {
+			m.Owner.Release()
+		}
 	}
 	clear(l.queue)
 	l.queue = l.queue[:0]
 }
 
 // roundAllocations counts the allocations of a round, with all its ticket's life.
-func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []byte) (*Ticket, error)) float64 {
+func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store.Rule, round func(w *Worker, array []byte) (*Ticket, error)) float64 {
 	l := &loop{queue: make([]transport.Outgoing, 0, 1000)}
 	shares, err := plan.New(1, []plan.Share{{Node: 9, Share: 1}})
 	if err != nil {
@@ -45,7 +48,7 @@ func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []b
 	}
 	w := NewWorker(WorkerConfig{
 		Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
-		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(1, nil) },
+		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) },
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)
@@ -58,20 +61,28 @@ func roundAllocations(t *testing.T, packets int, round func(w *Worker, array []b
 			t.Fatal(done, err)
 		}
 	}
-	finish(w.Init(1, wire.Float32, array))
+	finish(w.Init(1, wire.Float32, policy, array))
+	if rule != nil {
+		finish(w.SetRule(nil, *rule))
+	}
 	return testing.AllocsPerRun(100, func() { finish(round(w, array)) })
 }
 
-// TestAllocationsOfARound: a round costs a few, however many packets it has.
+// TestAllocationsOfARound: a round costs a few, however many packets it has, whatever is done with them.
 func TestAllocationsOfARound(t *testing.T) {
+	momentum := &store.Rule{Kind: store.SGD, Rate: 0.1, Momentum: 0.9}
 	for name, round := range map[string]func(w *Worker, array []byte) (*Ticket, error){
 		"push_pull": func(w *Worker, a []byte) (*Ticket, error) { return w.PushPull(1, wire.Float32, a, a, wire.OpMean, 3) },
 		"push":      func(w *Worker, a []byte) (*Ticket, error) { return w.Push(1, wire.Float32, a, wire.OpSum, 3) },
 	} {
-		one, many := roundAllocations(t, 1, round), roundAllocations(t, 64, round)
-		if one > 12 || many > one {
-			t.Errorf("%s: %v allocations with one packet, %v with 64", name, one, many)
+		for _, policy := range []wire.Policy{wire.Sync, wire.Bounded(2), wire.Async} {
+			for _, rule := range []*store.Rule{nil, momentum} {
+				one, many := roundAllocations(t, 1, policy, rule, round), roundAllocations(t, 64, policy, rule, round)
+				if one > 12 || many > one {
+					t.Errorf("%s, %v, rule %v: %v allocations with one packet, %v with 64", name, policy, rule, one, many)
+				}
+				t.Logf("%s, %v: %v, %v", name, policy, one, many)
+			}
 		}
-		t.Logf("%s: %v, %v", name, one, many)
 	}
 }

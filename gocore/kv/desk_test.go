@@ -39,8 +39,10 @@ func newDesk(t *testing.T, rank int) *desk {
 	}
 	d.Worker = NewWorker(WorkerConfig{
 		Rank: rank, Plan: shares, Lanes: []DataPlane{d}, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
-		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { d.declares = append(d.declares, done) },
-		Name:    func(node uint32) string { return wire.NodeName(int(node)) },
+		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
+			d.declares = append(d.declares, done)
+		},
+		Name: func(node uint32) string { return wire.NodeName(int(node)) },
 	})
 	d.handler = Handler{Self: 9, Worker: d.Worker}
 	return d
@@ -67,7 +69,7 @@ func (d *desk) declare(key uint64, err error) {
 // ready initialises keys, whose round 0 is complete then.
 func (d *desk) ready(keys ...uint64) *desk {
 	for _, key := range keys {
-		ticket := d.must(d.Init(key, wire.Uint8, make([]byte, size)))
+		ticket := d.must(d.Init(key, wire.Uint8, wire.Sync, make([]byte, size)))
 		d.declare(key, nil)
 		d.letGo()
 		d.sums(key, 0)

@@ -47,7 +47,7 @@ func TestClash(t *testing.T) {
 // TestDeclareError: the scheduler says that the workers disagree, and the key is free.
 func TestDeclareError(t *testing.T) {
 	d := newDesk(t, 0)
-	first := d.must(d.Init(1, wire.Uint8, make([]byte, size)))
+	first := d.must(d.Init(1, wire.Uint8, wire.Sync, make([]byte, size)))
 	d.declare(1, fault.New(fault.Mismatch, "sizes differ"))
 	d.ended(first, fault.Mismatch)
 	other, err := d.Pull(1, wire.Uint8, make([]byte, size))
@@ -56,7 +56,7 @@ func TestDeclareError(t *testing.T) {
 		t.Error("a refused declaration was followed by packets")
 	}
 	values := bytes.Repeat([]byte{3}, size)
-	second := d.must(d.Init(1, wire.Uint8, values))
+	second := d.must(d.Init(1, wire.Uint8, wire.Sync, values))
 	clear(values) // the caller's again
 	d.declare(1, nil)
 	if got := d.sent[0].Data; !bytes.Equal(got, bytes.Repeat([]byte{3}, size)) {
@@ -70,13 +70,15 @@ func TestDeclareError(t *testing.T) {
 // TestDeclaredAtOnce: the answer may come inside the call.
 func TestDeclaredAtOnce(t *testing.T) {
 	d := newDesk(t, 1)
-	d.Declare = func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(1, nil) }
-	ticket := d.must(d.Init(1, wire.Uint8, make([]byte, size)))
+	d.Declare = func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }
+	ticket := d.must(d.Init(1, wire.Uint8, wire.Sync, make([]byte, size)))
 	d.letGo()
 	d.sums(1, 0)
 	d.ended(ticket, "")
-	d.Declare = func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(0, fault.New(fault.Mismatch, "no")) }
-	d.ended(d.must(d.Init(2, wire.Uint8, make([]byte, size))), fault.Mismatch)
+	d.Declare = func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
+		done(0, fault.New(fault.Mismatch, "no"))
+	}
+	d.ended(d.must(d.Init(2, wire.Uint8, wire.Sync, make([]byte, size))), fault.Mismatch)
 }
 
 // TestFailEndsEverything: whatever waits, for whatever, hears the error; arrays are
@@ -87,8 +89,8 @@ func TestFailEndsEverything(t *testing.T) {
 		array := func() []byte { return make([]byte, size) }
 		a := array()
 		waiting := map[string]*Ticket{
-			"init not declared": d.must(d.Init(4, wire.Uint8, array())),
-			"init declared":     d.must(d.Init(5, wire.Uint8, array())),
+			"init not declared": d.must(d.Init(4, wire.Uint8, wire.Sync, array())),
+			"init declared":     d.must(d.Init(5, wire.Uint8, wire.Sync, array())),
 			"active push":       d.push(1, a),
 			"pull in place":     d.pull(1, a),
 			"pull of active":    d.pull(1, array()),
@@ -126,10 +128,10 @@ func TestFailEndsEverything(t *testing.T) {
 		d.sums(1, 1, 0, 2)
 		d.sums(1, 2)
 		for what, do := range map[string]func(*desk) (*Ticket, error){
-			"init": func(d *desk) (*Ticket, error) { return d.Init(8, wire.Uint8, a) }, "push": pushOf(1, a), "pull": pullTo(3, a),
+			"init": func(d *desk) (*Ticket, error) { return d.Init(8, wire.Uint8, wire.Sync, a) }, "push": pushOf(1, a), "pull": pullTo(3, a),
 			"push_pull": pushPullOf(2, a, a), "skip": func(d *desk) (*Ticket, error) { return d.Skip(1) },
 			"info": func(d *desk) (*Ticket, error) {
-				_, _, err := d.TensorInfo(1)
+				_, err := d.TensorInfo(1)
 				return nil, err
 			},
 		} {
@@ -208,7 +210,7 @@ func TestReleaseAndSumAtOnce(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	pending := d.must(d.Init(2, wire.Uint8, make([]byte, size)))
+	pending := d.must(d.Init(2, wire.Uint8, wire.Sync, make([]byte, size)))
 	d.explains(pending, "key 2 waits until every worker has declared it")
 	d.Waiting("key 2", []string{"worker 1", "worker 3"})
 	d.Waiting("barrier", []string{"worker 2"})

@@ -25,14 +25,14 @@ type Handler struct {
 
 var _ transport.Handler = (*Handler)(nil)
 
-// Place says where a payload is read to: a pooled buffer for a contribution, the
-// array that wants it for a sum.
+// Place says where a payload is read to: a pooled buffer for what the aggregator takes, the
+// array that wants it for a sum or an answer.
 func (d *Handler) Place(node uint32, h *wire.Header) (transport.Landing, error) {
 	switch {
-	case h.Kind == wire.Contrib && d.Aggregator != nil:
+	case (h.Kind == wire.Contrib || h.Kind == wire.Ask) && d.Aggregator != nil:
 		b := d.Aggregator.pool.Get(int(h.WireLen))
 		return transport.Landing{Bytes: b.Bytes, Owner: b}, nil
-	case h.Kind == wire.Sum && d.Worker != nil:
+	case (h.Kind == wire.Sum || h.Kind == wire.Answer) && d.Worker != nil:
 		if region := d.Worker.place(node, h); region != nil {
 			return transport.Landing{Bytes: region}, nil
 		}
@@ -56,10 +56,7 @@ func (d *Handler) Arrived(node uint32, h *wire.Header, l transport.Landing) erro
 
 // Local takes a packet that this node sent to itself; payload is read during the call only.
 func (d *Handler) Local(h *wire.Header, payload []byte) error {
-	if h.Kind != wire.Sum {
-		return d.take(d.Self, h, payload, nil)
-	}
-	if payload != nil {
+	if (h.Kind == wire.Sum || h.Kind == wire.Answer) && len(payload) > 0 {
 		region := d.Worker.place(d.Self, h)
 		if region == nil {
 			return nil
@@ -67,8 +64,7 @@ func (d *Handler) Local(h *wire.Header, payload []byte) error {
 		copy(region, payload)
 		payload = region
 	}
-	d.Worker.sum(d.Self, h, payload)
-	return nil
+	return d.take(d.Self, h, payload, nil)
 }
 
 func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
@@ -80,6 +76,11 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 		return nil
 	case h.Kind == wire.Missing && d.Worker != nil:
 		d.Worker.told(h, payload)
+		return nil
+	case h.Kind == wire.Ask && d.Aggregator != nil:
+		return d.Aggregator.asked(node, h, payload, owned)
+	case h.Kind == wire.Answer && d.Worker != nil:
+		d.Worker.answered(node, h, payload)
 		return nil
 	}
 	return misplaced(node, h)

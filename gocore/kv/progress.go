@@ -73,7 +73,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 	}
 	tickets := []*Ticket{o.ticket}
 	o.ticket = nil
-	if o.source != nil && o.verb != verbInit {
+	if o.borrowed {
 		w.mu.flights.leave(o.source, o)
 	}
 	for _, p := range o.pulls {
@@ -84,14 +84,17 @@ func (w *Worker) end(o *operation) []*Ticket {
 			tickets = append(tickets, p.ticket)
 		}
 	}
-	o.source, o.pulls, o.got = nil, nil, nil
+	o.source, o.pulls, o.parts, o.got = nil, nil, nil, nil
 	return tickets
 }
 
-// place says where the payload of a sum is read to; nil where nobody wants it.
+// place says where the payload of a sum or an answer is read to; nil where nobody wants it.
 func (w *Worker) place(node uint32, h *wire.Header) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if h.Kind == wire.Answer {
+		return w.mu.asks.place(node, h)
+	}
 	t := w.mu.byID[h.Tensor]
 	if t == nil || !t.wants(node, h) {
 		return nil
@@ -104,17 +107,26 @@ func (w *Worker) place(node uint32, h *wire.Header) []byte {
 func (w *Worker) sum(node uint32, h *wire.Header, landed []byte) {
 	w.step(func() effects {
 		t := w.mu.byID[h.Tensor]
-		if t == nil || !t.wants(node, h) {
+		if t == nil || !t.wants(node, h) && !t.wantsRows(h) {
 			return effects{}
 		}
-		w.mu.stats.BytesPulled += uint64(h.RawLen)
 		o := t.active
-		if !t.arrived(h, landed) {
+		if t.table == nil {
+			w.mu.stats.BytesPulled += uint64(h.RawLen)
+			t.arrived(h, landed)
+		} else {
+			t.through(node, h)
+		}
+		if !o.whole {
 			return effects{}
 		}
 		t.active = nil
+		var sends []sending
+		for _, pull := range o.after {
+			sends = append(sends, pull.start()...)
+		}
 		ended := w.end(o)
-		return effects{sends: w.advance(t), ended: ended, err: o.err}
+		return effects{sends: append(sends, w.advance(t)...), ended: ended, err: o.err}
 	})
 }
 
@@ -142,8 +154,9 @@ type stall struct {
 	others     int // keys that wait too
 }
 
-// tick logs the stall, once it is too long.
+// tick logs the stall, once it is too long, and questions without an answer.
 func (w *Worker) tick(now time.Time) {
+	w.tickAsks(now)
 	if s, found := w.stalled(now); found {
 		w.Log.Warn(fmt.Sprintf("no progress for %.0f s", now.Sub(s.begun).Seconds()),
 			"key", s.key, "round", s.round, "missing", strings.Join(s.missing, ", "), "other_keys", s.others)
@@ -183,7 +196,7 @@ func (w *Worker) Fail(err error) {
 			return effects{}
 		}
 		w.mu.failed = err
-		e := effects{err: err}
+		e := effects{ended: w.mu.asks.fail(err), err: err}
 		for _, t := range w.mu.byKey {
 			pending := t.queue
 			if t.active != nil {
@@ -193,6 +206,9 @@ func (w *Worker) Fail(err error) {
 			for _, o := range pending {
 				o.whole, o.err = true, err
 				e.ended = append(e.ended, w.end(o)...)
+				for _, pull := range o.after {
+					e.ended = append(e.ended, pull.drop(err)...)
+				}
 			}
 		}
 		return e

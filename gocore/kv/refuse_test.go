@@ -53,7 +53,7 @@ func TestBusy(t *testing.T) {
 		{"push when it is sent but the sum is not here", func(d *desk) { pushA(d); d.letGo(); d.sums(1, 1, 0, 1) }, pushOf(1, a), true},
 		{"push when the last has ended", func(d *desk) { pushA(d); d.letGo(); d.sums(1, 1) }, pushOf(1, a), false},
 		{"skip", pushA, func(d *desk) (*Ticket, error) { return d.Skip(1) }, false},
-		{"init from the array", pushA, func(d *desk) (*Ticket, error) { return d.Init(4, wire.Uint8, a) }, false},
+		{"init from the array", pushA, func(d *desk) (*Ticket, error) { return d.Init(4, wire.Uint8, wire.Sync, a) }, false},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			d := newDesk(t, 0).ready(1, 2, 3)
@@ -184,13 +184,13 @@ func TestRefusals(t *testing.T) {
 		code fault.Code
 		do   func(d *desk) (*Ticket, error)
 	}{
-		{"init again", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(key, wire.Uint8, array) }},
-		{"init again before it is declared", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(pending, wire.Uint8, array) }},
-		{"init without a type", fault.Type, func(d *desk) (*Ticket, error) { return d.Init(unknown, 0, array) }},
-		{"init with a type there is not", fault.Type, func(d *desk) (*Ticket, error) { return d.Init(unknown, 200, array) }},
-		{"init of nothing", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(unknown, wire.Uint8, nil) }},
-		{"init of parts of elements", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(unknown, wire.Float32, array) }},
-		{"init of too much", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(unknown, wire.Uint8, huge) }},
+		{"init again", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(key, wire.Uint8, wire.Sync, array) }},
+		{"init again before it is declared", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(pending, wire.Uint8, wire.Sync, array) }},
+		{"init without a type", fault.Type, func(d *desk) (*Ticket, error) { return d.Init(unknown, 0, wire.Sync, array) }},
+		{"init with a type there is not", fault.Type, func(d *desk) (*Ticket, error) { return d.Init(unknown, 200, wire.Sync, array) }},
+		{"init of nothing", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(unknown, wire.Uint8, wire.Sync, nil) }},
+		{"init of parts of elements", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(unknown, wire.Float32, wire.Sync, array) }},
+		{"init of too much", fault.Value, func(d *desk) (*Ticket, error) { return d.Init(unknown, wire.Uint8, wire.Sync, huge) }},
 		{"push without init", fault.Key, pushOf(unknown, array)},
 		{"push before it is declared", fault.Key, pushOf(pending, array)},
 		{"push of more", fault.Value, pushOf(key, longer)},
@@ -216,12 +216,12 @@ func TestRefusals(t *testing.T) {
 		{"pull to nothing", fault.Value, pullTo(key, nil)},
 		{"pull to another type", fault.Type, func(d *desk) (*Ticket, error) { return d.Pull(key, wire.Bool, array) }},
 		{"info without init", fault.Key, func(d *desk) (*Ticket, error) {
-			_, _, err := d.TensorInfo(unknown)
+			_, err := d.TensorInfo(unknown)
 			return nil, err
 		}},
 	} {
 		d := newDesk(t, 0).ready(key)
-		d.must(d.Init(pending, wire.Uint8, array))
+		d.must(d.Init(pending, wire.Uint8, wire.Sync, array))
 		before := d.snapshot()
 		ticket, err := c.do(d)
 		if err == nil || ticket != nil || fault.CodeOf(err) != c.code {
@@ -235,8 +235,8 @@ func TestRefusals(t *testing.T) {
 
 func TestTensorInfoAndStats(t *testing.T) {
 	d := newDesk(t, 0).ready(1, 2)
-	if n, dtype, err := d.TensorInfo(2); n != size || dtype != wire.Uint8 || err != nil {
-		t.Error(n, dtype, err)
+	if info, err := d.TensorInfo(2); info != (TensorInfo{size, 0, wire.PacketBytes, "uint8", "sync", nil, nil}) || err != nil {
+		t.Error(info, err)
 	}
 	a, b := make([]byte, size), make([]byte, size)
 	d.push(1, a)

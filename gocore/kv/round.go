@@ -6,6 +6,8 @@ import (
 
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
+	"fptps/gocore/store"
+	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
@@ -16,8 +18,10 @@ type tensor struct {
 	id      uint32
 	size    uint64
 	dtype   wire.DType
+	policy  wire.Policy
 	packets uint32
 	runs    []plan.Run
+	table   *table // nil: it is none
 
 	last    *operation   // the last push, whatever its state; a pull means its sum
 	active  *operation   // in its round, nil when all sums are here
@@ -28,6 +32,10 @@ type tensor struct {
 	begun   time.Time    // when round began, to the second
 	missing []string     // whom the aggregators last said that active waits for
 	readers int          // pulls that copy from kept just now
+
+	rule  *store.Rule // that this worker has given the aggregators, nil: none
+	rate  float32     // the learning rate that the rounds to come tell them
+	rated bool        // there is one
 }
 
 // verb is what the caller asked for.
@@ -46,7 +54,9 @@ type operation struct {
 	tensor   *tensor
 	verb     verb
 	ticket   *Ticket
-	source   []byte // what is pushed; nil contributes EMPTY
+	source   []byte    // what is pushed; nil contributes EMPTY
+	borrowed bool      // source is the caller's, noted in flights
+	parts    []rowPart // of a table, what is pushed; nothing contributes EMPTY
 	op       wire.Op
 	priority int32
 
@@ -55,6 +65,7 @@ type operation struct {
 	count uint32
 	err   error
 	whole bool
+	after []*rowPull // pulls of rows that wait for it
 
 	queued atomic.Int32 // runs that the transport still refers to
 }
@@ -81,6 +92,9 @@ func (t *tensor) begin(o *operation) []sending {
 	t.next++
 	t.missing = nil
 	o.got = make([]uint64, (t.packets+63)/64)
+	if t.table != nil {
+		return t.beginRows(o)
+	}
 	if o.keeps() {
 		if t.kept == nil {
 			t.kept = make([]byte, t.size)
@@ -115,9 +129,17 @@ func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 }
 
 func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header {
-	return wire.Header{
+	h := wire.Header{
 		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Priority: o.priority,
+		Contributors: uint16(t.policy),
 	}
+	if t.table != nil {
+		h.Codec = wire.CodecRows
+	}
+	if t.rated {
+		h.Flags, h.LearningRate = wire.FlagLearningRate, t.rate
+	}
+	return h
 }
 
 // sending is a run of packets on its way to the transport, which is called only
@@ -127,7 +149,7 @@ type sending struct {
 	lane   int
 	header wire.Header
 	data   []byte
-	owner  *operation
+	owner  transport.Releaser
 }
 
 // wants tells whether the tensor waits for the sum h of node, which has to be the
@@ -135,22 +157,25 @@ type sending struct {
 // caller's array when the ticket has ended.
 func (t *tensor) wants(node uint32, h *wire.Header) bool {
 	o := t.active
-	return o != nil && h.Round == t.round && h.Packet < t.packets && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
+	return o != nil && h.Round == t.round && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
 		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype && t.owner(h.Packet) == node
 }
 
 // owner is the node that sums a packet.
-func (t *tensor) owner(packet uint32) uint32 {
+func (t *tensor) owner(packet uint32) uint32 { return t.run(packet).Node }
+
+// run is the run that a packet is in.
+func (t *tensor) run(packet uint32) plan.Run {
 	i := 0
 	for t.runs[i].First+t.runs[i].Count <= packet {
 		i++
 	}
-	return t.runs[i].Node
+	return t.runs[i]
 }
 
 // arrived notes that the sum of packet h is in landed (nil: it is all zeros, or
 // there is none) and brings it to every other place where it is wanted.
-func (t *tensor) arrived(h *wire.Header, landed []byte) (whole bool) {
+func (t *tensor) arrived(h *wire.Header, landed []byte) {
 	o := t.active
 	if h.Flags&wire.FlagClash != 0 {
 		o.err = fault.New(fault.Mismatch, "key %d round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",
@@ -168,7 +193,6 @@ func (t *tensor) arrived(h *wire.Header, landed []byte) (whole bool) {
 	o.got[h.Packet/64] |= 1 << (h.Packet % 64)
 	o.count++
 	o.whole = o.count == t.packets
-	return o.whole
 }
 
 // join adds a pull to a push whose sum is not whole: what is here already is

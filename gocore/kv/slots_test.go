@@ -160,13 +160,13 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	for w := range workers {
 		worker := NewWorker(WorkerConfig{
 			Rank: w, Plan: cut, Lanes: []DataPlane{plane{b, uint32(w)}}, Tickets: NewTickets(), Log: log,
-			Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) { done(7, nil) },
+			Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(7, nil) },
 			Name:    func(node uint32) string { return fmt.Sprint("worker ", node) },
 		})
 		b.workers = append(b.workers, worker)
 		b.nodes[uint32(w)] = &Handler{Self: uint32(w), Worker: worker}
 		b.arrays = append(b.arrays, make([]byte, (packets-1)*wire.PacketBytes+8))
-		if _, err := worker.Init(5, wire.Uint32, b.arrays[w]); err != nil {
+		if _, err := worker.Init(5, wire.Uint32, wire.Sync, b.arrays[w]); err != nil {
 			t.Fatal(err)
 		}
 	}

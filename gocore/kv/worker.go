@@ -13,6 +13,7 @@ import (
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
 	"fptps/gocore/reduce"
+	"fptps/gocore/store"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -31,7 +32,7 @@ type WorkerConfig struct {
 	Tickets *Tickets
 	Log     *slog.Logger
 	// Declare asks the scheduler for the id of a key once all workers agree on it.
-	Declare func(key, bytes uint64, dtype wire.DType, done func(id uint32, err error))
+	Declare func(key uint64, t wire.Tensor, done func(id uint32, err error))
 	// Name is how people call a node.
 	Name func(node uint32) string
 }
@@ -44,6 +45,7 @@ type Worker struct {
 		sync.Mutex
 		byKey   map[uint64]*tensor
 		byID    map[uint32]*tensor // declared ones
+		asks    asks
 		flights flights
 		failed  error // why no operation is taken any more
 		waiting map[string]string
@@ -60,7 +62,7 @@ type WorkerStats struct {
 	Rounds      uint64 `json:"rounds"`
 	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until it was told
 	BytesPushed uint64 `json:"bytes_pushed"` // of the caller's arrays
-	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves
+	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves, and of tables' rows
 }
 
 // NewWorker makes a worker without any keys.
@@ -68,6 +70,7 @@ func NewWorker(c WorkerConfig) *Worker {
 	w := &Worker{WorkerConfig: c}
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
+	w.mu.asks.open = map[uint64]*ask{}
 	w.mu.waiting = map[string]string{}
 	w.mu.now = time.Now()
 	return w
@@ -75,13 +78,16 @@ func NewWorker(c WorkerConfig) *Worker {
 
 // Init declares key and gives every worker rank 0's values (round 0, to which all
 // others contribute EMPTY). It copies memory, so the caller's array is free again.
-// The ticket ends when the values are here.
-func (w *Worker) Init(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
+// The ticket ends when the values are here. policy says when later rounds are applied.
+func (w *Worker) Init(key uint64, dtype wire.DType, policy wire.Policy, memory []byte) (*Ticket, error) {
 	if err := checkArray(key, dtype, memory); err != nil {
 		return nil, err
 	}
+	if !policy.Valid() {
+		return nil, fault.New(fault.Value, "key %d: unknown consistency %d: bounded takes 0 to %d rounds", key, policy, wire.MaxDelay)
+	}
 	t := &tensor{
-		key: key, dtype: dtype, size: uint64(len(memory)), packets: wire.Packets(uint64(len(memory))),
+		key: key, dtype: dtype, policy: policy, size: uint64(len(memory)), packets: wire.Packets(uint64(len(memory))),
 		kept: make([]byte, len(memory)),
 	}
 	o := &operation{worker: w, tensor: t, verb: verbInit}
@@ -93,11 +99,25 @@ func (w *Worker) Init(key uint64, dtype wire.DType, memory []byte) (*Ticket, err
 	if err := w.admit(o); err != nil {
 		return nil, err
 	}
+	return w.declare(o, t.declaration()), nil
+}
+
+// declare asks whether all workers agree on a tensor that was taken in, and gives the ticket of its Init.
+func (w *Worker) declare(o *operation, what wire.Tensor) *Ticket {
 	ticket := o.ticket // which is nil again once it has ended
-	w.Declare(key, t.size, dtype, func(id uint32, err error) {
+	w.Declare(o.tensor.key, what, func(id uint32, err error) {
 		w.step(func() effects { return w.declared(o, id, err) })
 	})
-	return ticket, nil
+	return ticket
+}
+
+// declaration is what all workers have to agree on.
+func (t *tensor) declaration() wire.Tensor {
+	what := wire.Tensor{Bytes: t.size, DType: t.dtype, Policy: t.policy}
+	if t.table != nil {
+		what.Bytes, what.Row = uint64(t.table.rows)*uint64(t.table.row), uint32(t.table.row)
+	}
+	return what
 }
 
 // admit takes a new key in.
@@ -110,6 +130,11 @@ func (w *Worker) admit(o *operation) error {
 		return w.mu.failed
 	case w.mu.byKey[t.key] != nil:
 		return fault.New(fault.Value, "key %d is initialised already: init each key once", t.key)
+	}
+	if o.borrowed {
+		if err := w.mu.flights.take(t.key, o.source, o, nil); err != nil {
+			return err
+		}
 	}
 	w.mu.byKey[t.key] = t
 	o.ticket = w.Tickets.New(func() string { return w.explain(o) })
@@ -124,6 +149,9 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 	}
 	if err != nil {
 		delete(w.mu.byKey, t.key)
+		if o.borrowed {
+			w.mu.flights.leave(o.source, o)
+		}
 		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
 	t.id = id
@@ -214,6 +242,7 @@ func (w *Worker) board(o *operation, key uint64, out []byte) error {
 	if err := w.mu.flights.take(key, o.source, o, nil); err != nil {
 		return err
 	}
+	o.borrowed = true
 	if o.verb == verbPush {
 		return nil
 	}
@@ -228,12 +257,12 @@ func (w *Worker) board(o *operation, key uint64, out []byte) error {
 // Pull brings the sum of this worker's last push of key (after Init: rank 0's
 // values) to memory. It is local: nothing is asked of any other node.
 func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
-	o, ticket, err := w.beginPull(key, dtype, memory)
+	o, kept, ticket, err := w.beginPull(key, dtype, memory)
 	if err != nil || o == nil {
 		return ticket, err
 	}
 	t := o.tensor
-	copy(memory, t.kept)
+	copy(memory, kept)
 	w.step(func() effects {
 		t.readers--
 		w.mu.flights.leave(memory, nil)
@@ -242,32 +271,32 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, err
 	return ticket, nil
 }
 
-// beginPull joins the last push, or, where its sum is whole, gives that push: then
+// beginPull joins the last push, or, where its sum is whole, gives that push and the sum: then
 // no round overwrites the sum before it is copied.
-func (w *Worker) beginPull(key uint64, dtype wire.DType, memory []byte) (whole *operation, ticket *Ticket, err error) {
+func (w *Worker) beginPull(key uint64, dtype wire.DType, memory []byte) (whole *operation, kept []byte, ticket *Ticket, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t, err := w.find(key)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if err := t.fits(dtype, memory); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	o := t.last
 	if !o.keeps() {
-		return nil, nil, fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
+		return nil, nil, nil, fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
 	}
 	if err := w.mu.flights.take(key, memory, nil, o); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	ticket = w.Tickets.New(func() string { return w.explain(o) })
 	if !o.whole {
 		t.join(o, pull{memory: memory, ticket: ticket, caller: true})
-		return nil, ticket, nil
+		return nil, nil, ticket, nil
 	}
 	t.readers++
-	return o, ticket, nil
+	return o, t.kept, ticket, nil
 }
 
 // find gives the tensor of a key on which operations are possible.
@@ -285,6 +314,8 @@ func (w *Worker) find(key uint64) (*tensor, error) {
 // fits tells whether an array can be pushed to, or pulled from, the tensor.
 func (t *tensor) fits(dtype wire.DType, memory []byte) error {
 	switch {
+	case t.table != nil:
+		return fault.New(fault.Value, "key %d is a table: push_rows() and pull_rows() are for it", t.key)
 	case dtype != t.dtype:
 		return fault.New(fault.Type, "key %d holds %v, the array is %v", t.key, t.dtype, dtype)
 	case uint64(len(memory)) != t.size:
@@ -293,15 +324,34 @@ func (t *tensor) fits(dtype wire.DType, memory []byte) error {
 	return nil
 }
 
-// TensorInfo tells the size in bytes and the element type of an initialised key.
-func (w *Worker) TensorInfo(key uint64) (bytes uint64, dtype wire.DType, err error) {
+// TensorInfo is what this worker knows of a tensor.
+type TensorInfo struct {
+	Bytes       uint64      `json:"bytes"`
+	Row         int         `json:"row"`    // bytes of a row, of a table; else 0
+	Packet      int         `json:"packet"` // bytes of it that are in each packet, but for the last
+	DType       string      `json:"dtype"`
+	Consistency string      `json:"consistency"`
+	Optimizer   *store.Rule `json:"optimizer"` // that this worker has set, rank 0's alone
+	Rate        *float64    `json:"rate"`      // the learning rate that it tells from its next push on, nil: none
+}
+
+// TensorInfo tells what an initialised key is.
+func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t, err := w.find(key)
 	if err != nil {
-		return 0, 0, err
+		return TensorInfo{}, err
 	}
-	return t.size, t.dtype, nil
+	info := TensorInfo{t.size, 0, t.content(0), t.dtype.String(), t.policy.String(), t.rule, nil}
+	if t.table != nil {
+		info.Bytes, info.Row = t.declaration().Bytes, t.table.row
+	}
+	if t.rated {
+		rate := float64(t.rate)
+		info.Rate = &rate
+	}
+	return info, nil
 }
 
 // SetTensorCount says how many pushes make a step of the training loop. It is told
@@ -348,6 +398,11 @@ func (w *Worker) WaitingFor(what string) string {
 func (w *Worker) explain(o *operation) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.waitsFor(o)
+}
+
+// waitsFor is explain with the lock held.
+func (w *Worker) waitsFor(o *operation) string {
 	t := o.tensor
 	switch {
 	case t.last == nil:

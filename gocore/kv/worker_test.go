@@ -194,7 +194,7 @@ func TestPullsWhilePushing(t *testing.T) {
 			}
 		}
 	}
-	d.must(d.Init(1, wire.Uint8, array))
+	d.must(d.Init(1, wire.Uint8, wire.Sync, array))
 	d.declare(1, nil)
 	sums(0)
 	pulling, pulled := make(chan uint64), make(chan bool)
@@ -257,7 +257,7 @@ func TestWhatIsSent(t *testing.T) {
 		d := newDesk(t, c.rank)
 		d.Plan = shares
 		array := make([]byte, size-1)
-		d.must(d.Init(1, wire.Float32, array))
+		d.must(d.Init(1, wire.Float32, wire.Sync, array))
 		d.declare(5, nil)
 		if c.want.Round > 0 {
 			d.letGo()

@@ -25,7 +25,7 @@ func (n *Node) runAlone() error {
 	worker := kv.NewWorker(kv.WorkerConfig{
 		Plan: shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log,
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },
-		Declare: func(_, _ uint64, _ wire.DType, done func(uint32, error)) {
+		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
 			n.mu.Lock()
 			id := tensors
 			tensors++

@@ -138,7 +138,7 @@ func (c *testCluster) initAll(key uint64, bytes int) {
 	c.t.Helper()
 	var tickets []*kv.Ticket
 	for _, store := range c.stores() {
-		ticket, err := store.Init(key, wire.Uint32, make([]byte, bytes))
+		ticket, err := store.Init(key, wire.Uint32, wire.Sync, make([]byte, bytes))
 		if err != nil {
 			c.t.Fatal(err)
 		}

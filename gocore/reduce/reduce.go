@@ -20,6 +20,8 @@ type kernels struct {
 	// Of a wide type only: its accumulator is float32.
 	widen, addWide func(acc, src []byte)
 	narrow         func(dst, acc []byte)
+
+	updates
 }
 
 // table has a row for every number that a DType can hold, so that looking one up never fails.

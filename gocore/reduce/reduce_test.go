@@ -96,6 +96,9 @@ func TestWhatEachTypeHas(t *testing.T) {
 			if want := slices.Contains(means, d); CanDivide(d) != want {
 				t.Errorf("CanDivide(%v) is %v", d, !want)
 			}
+			if want := d == wire.Float32 || d == wire.Float64; CanUpdate(d) != want {
+				t.Errorf("CanUpdate(%v) is %v", d, !want)
+			}
 			want := 64 * d.Size()
 			if slices.Contains(wide, d) {
 				want = 64 * 4

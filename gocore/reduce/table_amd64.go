@@ -100,6 +100,9 @@ func vector() table {
 	} {
 		t[d].divide = dividing(block, body, t[d].divide)
 	}
+	f32, f64 := &t[wire.Float32].updates, &t[wire.Float64].updates
+	*f32 = vectorUpdates(avxCombineF32, avxAdamF32, avxAdagradF32, *f32)
+	*f64 = vectorUpdates(avxCombineF64, avxAdamF64, avxAdagradF64, *f64)
 	f16, bf16 := &t[wire.Float16], &t[wire.BFloat16]
 	f16.widen = blocks(block, block/2, avxWidenF16, f16.widen)
 	f16.addWide = blocks(block, block/2, avxAddWideF16, f16.addWide)

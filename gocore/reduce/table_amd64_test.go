@@ -25,6 +25,11 @@ func TestVectorIsUsedWhereTheMachineHasIt(t *testing.T) {
 			t.Errorf("%v is summed by the plain kernel", d)
 		}
 	}
+	for _, d := range []wire.DType{wire.Float32, wire.Float64} {
+		if reflect.ValueOf(active[d].adam).Pointer() == reflect.ValueOf(plain[d].adam).Pointer() {
+			t.Errorf("%v takes its steps by the plain kernel", d)
+		}
+	}
 	for _, d := range []wire.DType{wire.Float16, wire.BFloat16} {
 		if reflect.ValueOf(active[d].addWide).Pointer() == reflect.ValueOf(plain[d].addWide).Pointer() {
 			t.Errorf("%v is summed by the plain kernel", d)

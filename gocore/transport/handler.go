@@ -17,9 +17,8 @@ type Releaser interface {
 // Outgoing is a run of consecutive packets of one tensor, or one packet without a
 // payload.
 type Outgoing struct {
-	// Header is the first packet's. Packet counts up from it; RawLen and WireLen
-	// are filled in per packet where there is Data, else RawLen stays and WireLen
-	// is 0.
+	// Header is the first packet's. Packet counts up from it; WireLen is filled in per
+	// packet, and RawLen with it where there is Data and it is plain.
 	Header wire.Header
 	// Data is cut into packets at wire.PacketBytes. It is read until Owner is
 	// released and must not change before. Empty for Empty and for a Sum of zeros.

@@ -10,11 +10,11 @@ const (
 	// commitTime is how much of a paced link's time one writev commits: what is given
 	// to the kernel cannot be overtaken any more.
 	commitTime = 130 * time.Microsecond
-	// creditTime bounds how much a sender that woke late may catch up at once. What
-	// it missed has left the link's queue empty, so the burst delays little.
-	creditTime = 4 * time.Millisecond
-	// burstTime bounds what of it goes out in one writev.
-	burstTime = time.Millisecond
+	// creditTime bounds what a sender that woke late may catch up, in one writev. What
+	// it missed is lost to the link, and what it catches up becomes a queue before it,
+	// which at 99% of the rate stands for a hundred times as long: it fills the link
+	// while the sender is late again, and delays what is urgent meanwhile.
+	creditTime = time.Millisecond
 )
 
 // pairBytes makes a writev take two packets.
@@ -109,6 +109,6 @@ func (p *pace) commit(now time.Duration) int {
 	if p.rate == 0 {
 		return batchBytes
 	}
-	behind := min(max(0, now-p.ready), burstTime)
+	behind := min(max(0, now-p.ready), creditTime)
 	return min(batchBytes, int(p.rate*max(commitTime, behind).Seconds()))
 }

@@ -83,7 +83,7 @@ func (p packet) header() wire.Header {
 	h.Packet += uint32(p.index)
 	h.Ahead = uint16(p.ahead)
 	h.WireLen = uint32(len(p.data()))
-	if h.WireLen > 0 {
+	if h.WireLen > 0 && h.Codec == wire.CodecPlain {
 		h.RawLen = h.WireLen
 	}
 	if h.Kind == wire.Contrib && p.last() {

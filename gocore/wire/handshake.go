@@ -94,14 +94,14 @@ func (h *Hello) Compatible() string {
 // PutAnswer encodes the answer to a Hello: welcome where reason is empty, else a
 // refusal, its text cut to MaxReason.
 func PutAnswer(reason string) []byte {
-	reason = printable(reason)
-	b := make([]byte, AnswerBytes+len(reason))
+	text := PutReason(reason)
+	b := make([]byte, AnswerBytes+len(text))
 	le := binary.LittleEndian
 	le.PutUint32(b[0:], answerMagic)
 	le.PutUint16(b[4:], version)
-	le.PutUint16(b[6:], uint16(len(reason)))
+	le.PutUint16(b[6:], uint16(len(text)))
 	le.PutUint32(b[28:], crc32.Checksum(b[:28], castagnoli))
-	copy(b[AnswerBytes:], reason)
+	copy(b[AnswerBytes:], text)
 	return b
 }
 
@@ -125,6 +125,9 @@ func GetAnswer(b []byte) (reason int, err error) {
 	}
 	return reason, nil
 }
+
+// PutReason encodes the text of a refusal, cut to MaxReason.
+func PutReason(text string) []byte { return []byte(printable(text)) }
 
 // GetReason decodes the text of a refusal, safe to print whoever sent it.
 func GetReason(b []byte) string { return printable(string(b)) }

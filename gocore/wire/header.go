@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"math"
 )
 
 // HeaderBytes is the size of every header: one cache line.
@@ -25,30 +26,43 @@ const (
 	Contrib Kind = iota + 1 // a worker's values for one packet of one round
 	Sum                     // the sum of one packet; no payload means that it is all zeros
 	Empty                   // zeros from one worker for Run packets, without the payload
-	State                   // reserved for weights and optimiser state that change owner
+	Ask                     // a worker asks an aggregator about a tensor: what is in Op, the ask's number in Round
 	Missing                 // an aggregator tells a worker whom a round waits for: payload is node ids, uint32 each
 	Goodbye                 // the last packet of a connection that ends in good order
 	Rate                    // a receiver tells how fast this connection's sender may send: bytes per second in Round
+	Answer                  // to an Ask, whose number and Op it has
 	Part                    // of an application's message (package ps): message number Round, Packet from 0
 	kindEnd
 )
 
-// Op is what the aggregator does with the contributions.
+// Op is what the aggregator does: with the contributions, or for who asks.
 type Op uint8
 
-// The operations.
+// The operations on contributions. What can be asked is in ask.go.
 const (
 	OpSum  Op = iota // the sum
 	OpMean           // the sum divided by the number of contributors, once, on the aggregator
 	opEnd
 )
 
+// Codec is what a payload is.
+type Codec uint8
+
+// The codecs.
+const (
+	CodecPlain Codec = iota // the elements as they are
+	CodecRows               // some rows of a packet of a table; see rows.go
+	codecEnd
+)
+
 // Flags of a packet.
 const (
-	FlagScaled uint8 = 1 << iota // a mean's division is done
-	FlagAgain                    // sent again after a failure
-	FlagClash                    // workers named different operations: there is no sum
-	FlagLast                     // Contrib: the last packet that its sender has of this tensor and round for this aggregator
+	FlagScaled       uint8 = 1 << iota // a mean's division is done
+	FlagAgain                          // sent again after a failure
+	FlagClash                          // workers named different operations: there is no sum
+	FlagLast                           // Contrib: the last packet that its sender has of this tensor and round for this aggregator
+	FlagLearningRate                   // Contrib and Empty: LearningRate holds from this round on
+	FlagRefused                        // Answer: what was asked is not done; the payload says why
 	flagEnd
 )
 
@@ -58,27 +72,31 @@ type Header struct {
 	Flags        uint8
 	DType        DType
 	Op           Op
-	Codec        uint8  // 0: the payload is the elements as they are
+	Codec        Codec  // what the payload is
 	Tensor       uint32 // id given by the scheduler
 	Packet       uint32 // number within the tensor
-	Run          uint32 // Empty: how many packets; else 1
-	Round        uint64 // the tensor's n-th push; 0 is init
+	Run          uint32 // Empty, and Sum of a table: how many packets; else 1
+	Round        uint64 // the tensor's n-th push; 0 is init. Ask and Answer: number of the ask
 	Epoch        uint32 // membership that the contribution counts in
 	Plan         uint32 // version of the shares that cut it, to assert that no round is split
 	Generation   uint32 // deaths that the sender knows of
 	Priority     int32  // larger is more urgent
-	Contributors uint16 // Sum: how many workers took part
+	Contributors uint16 // Sum: how many workers took part; Contrib and Empty: the tensor's Policy; Ask and Answer: Part
 	Ahead        uint16 // how many packets of the same length follow directly, with the next numbers of this tensor and round
 	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of payload that follow
+	LearningRate float32
 }
+
+// Policy is the consistency of the tensor that a Contrib or an Empty is for.
+func (h *Header) Policy() Policy { return Policy(h.Contributors) }
 
 // Put encodes h into b[:HeaderBytes].
 func (h *Header) Put(b []byte) {
 	_ = b[HeaderBytes-1]
 	le := binary.LittleEndian
 	le.PutUint16(b[0:], magic)
-	b[2], b[3], b[4], b[5], b[6], b[7] = version, byte(h.Kind), h.Flags, byte(h.DType), byte(h.Op), h.Codec
+	b[2], b[3], b[4], b[5], b[6], b[7] = version, byte(h.Kind), h.Flags, byte(h.DType), byte(h.Op), byte(h.Codec)
 	le.PutUint32(b[8:], h.Tensor)
 	le.PutUint32(b[12:], h.Packet)
 	le.PutUint32(b[16:], h.Run)
@@ -91,7 +109,7 @@ func (h *Header) Put(b []byte) {
 	le.PutUint16(b[46:], h.Ahead)
 	le.PutUint32(b[48:], h.RawLen)
 	le.PutUint32(b[52:], h.WireLen)
-	le.PutUint32(b[56:], 0)
+	le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
@@ -113,11 +131,12 @@ func (h *Header) Get(b []byte) error {
 		return fmt.Errorf("header checksum %#08x, expected %#08x", got, want)
 	}
 	*h = Header{
-		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: b[7],
+		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: Codec(b[7]),
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]), Epoch: le.Uint32(b[20:]),
 		Round: le.Uint64(b[24:]), Plan: le.Uint32(b[32:]), Generation: le.Uint32(b[36:]),
 		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]), Ahead: le.Uint16(b[46:]),
 		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
+		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
 	}
 	return h.check()
 }
@@ -133,11 +152,36 @@ func (h *Header) check() error {
 	switch {
 	case h.Kind == 0 || h.Kind >= kindEnd:
 		return fmt.Errorf("unknown packet kind %d", h.Kind)
-	case h.Flags >= flagEnd || h.Op >= opEnd || h.Codec != 0:
+	case h.Flags >= flagEnd || !h.goodOp() || h.Codec >= codecEnd:
 		return fmt.Errorf("unknown flags %#x, operation %d or codec %d", h.Flags, h.Op, h.Codec)
 	case h.RawLen > PacketBytes || h.WireLen > PacketBytes:
 		return fmt.Errorf("packet of %d bytes (%d on the wire), at most %d", h.RawLen, h.WireLen, PacketBytes)
 	}
+	if h.Codec == CodecRows {
+		if err := h.checkRows(); err != nil {
+			return err
+		}
+	} else if err := h.checkKind(); err != nil {
+		return err
+	}
+	contributes := h.Kind == Contrib || h.Kind == Empty
+	if contributes && !h.Policy().Valid() {
+		return fmt.Errorf("unknown consistency %d", h.Contributors)
+	}
+	if !h.goodLearningRate(contributes) {
+		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
+	}
+	if h.Ahead > MaxAhead || h.Ahead > 0 && (!MayLead(h.Kind, h.Packet) || h.WireLen == 0) {
+		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
+	}
+	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {
+		return fmt.Errorf("tensor %d packet %d (run %d) is out of range", h.Tensor, h.Packet, h.Run)
+	}
+	return nil
+}
+
+// checkKind is the part of check for what a kind demands of its payload, where that is plain.
+func (h *Header) checkKind() error {
 	switch h.Kind {
 	case Contrib, Sum:
 		if !h.DType.Valid() || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
@@ -158,18 +202,23 @@ func (h *Header) check() error {
 		if h.WireLen != 0 {
 			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
 		}
+	case Ask, Answer:
+		return h.checkAsk()
 	case Part:
 		if h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {
 			return fmt.Errorf("part of a message of %d bytes (%d on the wire), run %d", h.RawLen, h.WireLen, h.Run)
 		}
-	case State:
-		return fmt.Errorf("state packets are not spoken yet")
-	}
-	if h.Ahead > MaxAhead || h.Ahead > 0 && (!MayLead(h.Kind, h.Packet) || h.WireLen == 0) {
-		return fmt.Errorf("kind %d with %d bytes announces %d more", h.Kind, h.WireLen, h.Ahead)
-	}
-	if h.Tensor >= MaxTensors || uint64(h.Packet)+uint64(h.Run)+uint64(h.Ahead) > MaxTensorBytes/PacketBytes {
-		return fmt.Errorf("tensor %d packet %d (run %d) is out of range", h.Tensor, h.Packet, h.Run)
 	}
 	return nil
 }
+
+// goodLearningRate tells whether the rate is one where the flag says so, and nothing elsewhere.
+func (h *Header) goodLearningRate(contributes bool) bool {
+	if h.Flags&FlagLearningRate == 0 {
+		return math.Float32bits(h.LearningRate) == 0
+	}
+	return contributes && GoodLearningRate(float64(h.LearningRate))
+}
+
+// GoodLearningRate tells whether a rate is 0 or more, and a number that float32 holds.
+func GoodLearningRate(rate float64) bool { return rate >= 0 && rate <= math.MaxFloat32 }

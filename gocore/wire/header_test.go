@@ -19,6 +19,12 @@ func real() []Header {
 		{Kind: Empty, DType: LongDouble, Tensor: 19, Packet: 20, Run: 21, Round: 22, RawLen: 32},
 		{Kind: Missing, Tensor: 23, Run: 1, Round: 24, RawLen: 8, WireLen: 8},
 		{Kind: Goodbye},
+		{Kind: Contrib, Flags: FlagLearningRate, DType: Float32, Tensor: 25, Run: 1, Round: 26, Contributors: uint16(Bounded(3)), RawLen: 4, WireLen: 4, LearningRate: 0.1},
+		{Kind: Empty, Flags: FlagLearningRate, DType: Float64, Tensor: 27, Run: 28, Round: 29, Contributors: uint16(Async), RawLen: 8},
+		{Kind: Ask, Op: AskRule, Tensor: 25, Packet: 26, Run: 1, Round: 27, Priority: 28, RawLen: 29, WireLen: 29},
+		{Kind: Ask, Op: AskRule, Tensor: 35, Packet: 36, Run: 1, Round: 37, Contributors: 38, RawLen: PacketBytes},
+		{Kind: Answer, Op: AskRule, Tensor: 30, Packet: 31, Run: 1, Round: 32},
+		{Kind: Answer, Op: AskRule, Flags: FlagRefused, Tensor: 33, Run: 1, Round: 34, RawLen: MaxReason, WireLen: MaxReason},
 		{Kind: Part, Packet: 25, Run: 1, Round: 26, Ahead: 1, Priority: 27, RawLen: 28, WireLen: 28},
 	}
 }
@@ -42,10 +48,10 @@ func TestHeaderComesBack(t *testing.T) {
 func TestHeaderLayout(t *testing.T) {
 	h := Header{Kind: 1, Flags: 2, DType: 3, Op: 4, Codec: 5, Tensor: 0x0d0c0b0a, Packet: 0x1d1c1b1a, Run: 0x2d2c2b2a,
 		Epoch: 0x3d3c3b3a, Round: 0x4847464544434241, Plan: 0x5d5c5b5a, Generation: 0x6d6c6b6a, Priority: 0x7d7c7b7a,
-		Contributors: 0x8281, Ahead: 0x9291, RawLen: 0x9d9c9b9a, WireLen: 0xadacabaa}
+		Contributors: 0x8281, Ahead: 0x9291, RawLen: 0x9d9c9b9a, WireLen: 0xadacabaa, LearningRate: 1}
 	want := "FP" + "\x01\x01\x02\x03\x04\x05" + "\x0a\x0b\x0c\x0d" + "\x1a\x1b\x1c\x1d" + "\x2a\x2b\x2c\x2d" + "\x3a\x3b\x3c\x3d" +
 		"ABCDEFGH" + "\x5a\x5b\x5c\x5d" + "\x6a\x6b\x6c\x6d" + "\x7a\x7b\x7c\x7d" + "\x81\x82" + "\x91\x92" +
-		"\x9a\x9b\x9c\x9d" + "\xaa\xab\xac\xad" + "\x00\x00\x00\x00"
+		"\x9a\x9b\x9c\x9d" + "\xaa\xab\xac\xad" + "\x00\x00\x80\x3f"
 	if got := string(encode(h)[:60]); got != want {
 		t.Errorf("layout\n%x, expected\n%x", got, want)
 	}
@@ -66,7 +72,8 @@ func TestEveryFlippedBitIsRefused(t *testing.T) {
 
 // Each of these has a right checksum: some program could send it, no node does.
 func TestWhatNoNodeSendsIsRefused(t *testing.T) {
-	contrib, sum, empty, missing, goodbye, part := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
+	contrib, sum, empty, missing, goodbye, rated := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
+	ask, answer, refusal, part := real()[9], real()[11], real()[12], real()[13]
 	for what, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
@@ -74,14 +81,13 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 	}{
 		"kind 0":               {contrib, func(h *Header) { h.Kind = 0 }, "kind"},
 		"kind beyond":          {contrib, func(h *Header) { h.Kind = kindEnd }, "kind"},
-		"state":                {contrib, func(h *Header) { h.Kind = State }, "state"},
 		"ahead beyond":         {contrib, func(h *Header) { h.Ahead = MaxAhead + 1 }, "announces"},
 		"empty ahead":          {empty, func(h *Header) { h.Ahead = 1 }, "announces"},
 		"zero sum ahead":       {real()[3], func(h *Header) { h.Ahead = 1 }, "announces"},
 		"ahead out of range":   {real()[1], func(h *Header) { h.Ahead = 1 }, "range"},
 		"flag beyond":          {contrib, func(h *Header) { h.Flags = flagEnd }, "flags"},
 		"operation":            {contrib, func(h *Header) { h.Op = opEnd }, "operation"},
-		"codec":                {contrib, func(h *Header) { h.Codec = 1 }, "codec"},
+		"codec":                {contrib, func(h *Header) { h.Codec = codecEnd }, "codec"},
 		"raw beyond a packet":  {contrib, func(h *Header) { h.RawLen = PacketBytes + 4 }, "at most"},
 		"wire beyond a packet": {contrib, func(h *Header) { h.WireLen = PacketBytes + 4 }, "at most"},
 		"wire of 4 GB":         {contrib, func(h *Header) { h.WireLen = math.MaxUint32 }, "at most"},
@@ -102,6 +108,28 @@ func TestWhatNoNodeSendsIsRefused(t *testing.T) {
 		"missing part":         {missing, func(h *Header) { h.RawLen, h.WireLen = 7, 7 }, "missing"},
 		"missing, raw":         {missing, func(h *Header) { h.RawLen = 4 }, "missing"},
 		"goodbye, payload":     {goodbye, func(h *Header) { h.WireLen = 1 }, "goodbye"},
+		"ask to sum":           {ask, func(h *Header) { h.Op = OpSum }, "operation"},
+		"ask beyond":           {ask, func(h *Header) { h.Op = askEnd }, "operation"},
+		"sum by asking":        {contrib, func(h *Header) { h.Op = AskRule }, "operation"},
+		"ask with a flag":      {ask, func(h *Header) { h.Flags = FlagAgain }, "flags"},
+		"ask refused":          {ask, func(h *Header) { h.Flags = FlagRefused }, "flags"},
+		"answer with a flag":   {answer, func(h *Header) { h.Flags = FlagLast }, "flags"},
+		"ask over many":        {ask, func(h *Header) { h.Run = 2 }, "run 2"},
+		"answer with a dtype":  {answer, func(h *Header) { h.DType = Float32 }, "dtype 12"},
+		"ask, other length":    {ask, func(h *Header) { h.RawLen = 28 }, "on the wire"},
+		"ask ahead":            {ask, func(h *Header) { h.Ahead = 1 }, "announces"},
+		"ask beyond a packet":  {ask, func(h *Header) { h.RawLen, h.WireLen = PacketBytes+1, PacketBytes+1 }, "at most"},
+		"refusal without why":  {refusal, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "refusal"},
+		"refusal too long":     {refusal, func(h *Header) { h.RawLen, h.WireLen = MaxReason+1, MaxReason+1 }, "refusal"},
+		"policy beyond":        {contrib, func(h *Header) { h.Contributors = MaxDelay + 2 }, "consistency"},
+		"policy before async":  {empty, func(h *Header) { h.Contributors = uint16(Async) - 1 }, "consistency"},
+		"rate without flag":    {contrib, func(h *Header) { h.LearningRate = 1 }, "learning rate"},
+		"rate of minus zero":   {contrib, func(h *Header) { h.LearningRate = float32(math.Copysign(0, -1)) }, "learning rate"},
+		"negative rate":        {rated, func(h *Header) { h.LearningRate = -1 }, "learning rate"},
+		"rate not a number":    {rated, func(h *Header) { h.LearningRate = float32(math.NaN()) }, "learning rate"},
+		"infinite rate":        {rated, func(h *Header) { h.LearningRate = float32(math.Inf(1)) }, "learning rate"},
+		"sum with a rate":      {sum, func(h *Header) { h.Flags, h.LearningRate = FlagLearningRate, 1 }, "learning rate"},
+		"goodbye with a rate":  {goodbye, func(h *Header) { h.Flags = FlagLearningRate }, "learning rate"},
 		"part, hollow":         {part, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "part"},
 		"part, raw":            {part, func(h *Header) { h.RawLen = 4 }, "part"},
 		"part, run":            {part, func(h *Header) { h.Run = 2 }, "part"},
@@ -181,6 +209,9 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		if h.WireLen > PacketBytes || h.RawLen > PacketBytes || h.Kind == Contrib && int(h.RawLen)%h.DType.Size() != 0 {
+			t.Errorf("accepted %+v", h)
+		}
+		if !h.Policy().Valid() && (h.Kind == Contrib || h.Kind == Empty) || !GoodLearningRate(float64(h.LearningRate)) {
 			t.Errorf("accepted %+v", h)
 		}
 		if uint64(h.Packet)+uint64(h.Run) > MaxTensorBytes/PacketBytes || h.Tensor >= MaxTensors {

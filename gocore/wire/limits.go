@@ -25,6 +25,9 @@ const (
 	// packets (2^26) x the sum of at most 2^11 shares of 2^20 each.
 	MaxShare = 1 << 20
 
+	// MaxDelay bounds how many rounds apart a bounded policy lets workers be: far more than any training bears.
+	MaxDelay = 1 << 15
+
 	// MaxTensors bounds the tensors of a cluster.
 	MaxTensors = 1 << 24
 )

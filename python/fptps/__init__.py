@@ -12,8 +12,10 @@ that the environment names (DMLC_PS_ROOT_URI and others), or runs alone without 
 
 from typing import Any
 
+from . import optim
 from .errors import (
     BusyError,
+    CheckpointError,
     ClosedError,
     ConfigError,
     ConnectError,
@@ -31,6 +33,7 @@ from .worker import KVWorker
 
 __all__ = [
     "BusyError",
+    "CheckpointError",
     "ClosedError",
     "ConfigError",
     "ConnectError",
@@ -45,6 +48,7 @@ __all__ = [
     "Ticket",
     "TimeoutError",
     "__version__",
+    "optim",
 ]
 
 __version__: str

@@ -64,16 +64,19 @@ def locate(array: Any, write: bool) -> Place:
     return _locate_numpy(_view(array), write)
 
 
-def maker(array: Any) -> Callable[[], Any]:
-    """A function that makes a new array like this one: the same shape and dtype; a tensor for a PyTorch tensor."""
+def maker(array: Any, shape: tuple[int, ...] | None = None) -> Callable[[], Any]:
+    """A function that makes a new array like this one: a tensor for a PyTorch tensor, of the same dtype.
+
+    Its shape is this one's, or the one that is given.
+    """
     torch = _torch()
     if torch is not None and isinstance(array, torch.Tensor):
-        return functools.partial(torch.empty, tuple(array.shape), dtype=array.dtype)
+        return functools.partial(torch.empty, shape or tuple(array.shape), dtype=array.dtype)
     if hasattr(array, "fptps_like"):  # Codes
         like: Callable[[], Any] = array.fptps_like
         return like
     view = array if isinstance(array, np.ndarray) else _view(array)
-    return functools.partial(np.empty, view.shape, view.dtype)
+    return functools.partial(np.empty, shape or view.shape, view.dtype)
 
 
 def number_of(dtype: np.dtype[Any]) -> int:

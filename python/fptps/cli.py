@@ -28,20 +28,23 @@ main.add_command(bench)
 @main.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="Number of workers.")
 @click.option("-s", "--servers", type=click.IntRange(0), default=0, show_default=True, help="Number of servers.")
+@click.option("--keep-going", is_flag=True, help="Let the others run on when a process fails.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(workers: int, servers: int, program: tuple[str, ...]) -> None:
+def run(workers: int, servers: int, keep_going: bool, program: tuple[str, ...]) -> None:
     """Run PROGRAM on a cluster of this machine.
 
     Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment. Lines of
-    output carry role and rank. When one process fails the others get 5 s to end by themselves. The exit code is that
-    of the worst process; Ctrl-C and SIGTERM end all of them.
+    output carry role and rank. When one process fails the others get 5 s to end by themselves; with --keep-going, for
+    programs that make a new cluster without it, they run on, and find FPTPS_KEEP_GOING=1 in their environment. The
+    exit code is that of the worst process; Ctrl-C and SIGTERM end all of them.
 
     \b
         fptps run -n 2 -s 1 python train.py --epochs 3
     """
+    environment = {**os.environ, "FPTPS_KEEP_GOING": "1"} if keep_going else os.environ
     with reserved_port() as port:
-        commands = cluster_commands(workers, servers, port, lambda rank: list(program), os.environ)
-        supervisor = Supervisor(commands)
+        commands = cluster_commands(workers, servers, port, lambda rank: list(program), environment)
+        supervisor = Supervisor(commands, keep_going=keep_going)
 
         def stop(number: int, frame: FrameType | None) -> None:
             supervisor.stop(number)

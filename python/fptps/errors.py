@@ -53,6 +53,11 @@ class RemoteError(FptpsError):
     and has its text."""
 
 
+class CheckpointError(FptpsError):
+    """A file that KVWorker.load() cannot take: it is cut, was written by something else, or does not fit the tensors of
+    this cluster. Nothing was changed."""
+
+
 class InternalError(FptpsError):
     """A bug in fptps. Please report it with the whole text."""
 

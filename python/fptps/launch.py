@@ -155,16 +155,17 @@ class Ending:
 
 
 class Supervisor:
-    """Runs processes to their end: passes on their output and ends all of them when one fails.
+    """Runs processes to their end: passes on their output, and ends all of them when one fails.
 
     Each process leads a process group of its own, which ends with it. None outlives the thread that calls run(), even
-    if that is killed.
+    if that is killed. keep_going: the others run on when one fails; the run ends when all workers have ended.
     """
 
     def __init__(
         self,
         commands: list[Command],
         grace: float = GRACE_S,
+        keep_going: bool = False,
         started: threading.Event | None = None,
         out: IO[str] | None = None,
         err: IO[str] | None = None,
@@ -178,6 +179,7 @@ class Supervisor:
         self._workers_left = True
         self._ending = Ending()
         self._grace = grace
+        self._keep_going = keep_going
         self._requests: collections.deque[int] = collections.deque()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -274,7 +276,8 @@ class Supervisor:
         for process in self.processes:
             if self._reap(process) and process.returncode and not process.asked:
                 self._tell(f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}")
-                self._ending.expect(now, self._grace)
+                if not self._keep_going:
+                    self._ending.expect(now, self._grace)
         if self._workers_left and all(p.returncode is not None for p in self.processes if p.role == "worker"):
             self._workers_left = False
             self._ending.expect(now, min(self._grace, DONE_S))

@@ -13,24 +13,25 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
+from . import consistency as consistencies
+from ._arguments import default_timeout, key_of, keys_text, priority_of, settings_of
+from ._store import Store
 from ._wakeup import Wakeup
 from .arrays import locate, maker
-from .errors import ClosedError, ConfigError, NodeLostError
+from .errors import ClosedError, NodeLostError
+from .optim import Optimizer, rule
 from .ticket import OF_CORE, Ticket
 
 Array = Any
 """A numpy array, a PyTorch CPU tensor, or an object with the DLPack or the buffer protocol; see fptps.arrays."""
 
 OPERATIONS: Final = {"sum": 0, "mean": 1}
-KEYS: Final = 2**63
 LEAVE_S: Final = 5.0
 """How long leaving at once may take. It waits for nobody, only for this process's own threads."""
-LONGEST_S: Final = 1e9
-"""The longest timeout that the core takes."""
 CLOSED: Final = "this KVWorker is closed: make another one"
 
 _log = logging.getLogger("fptps")
@@ -39,7 +40,7 @@ _dropped: list[str] = []  # the workers of clusters that were dropped while they
 _stranded: list[object] = []  # arrays that the core may still use though nobody can learn when it no longer does
 
 
-class KVWorker:
+class KVWorker(Store):
     """A worker of a cluster: pushes tensors, and pulls their sums over all workers.
 
     A key, a whole number of 0 or more, names a tensor of a fixed size and dtype. init() declares it; then every
@@ -71,9 +72,10 @@ class KVWorker:
         self._lock = threading.Lock()  # one submission at a time: no ticket ends before it is in _live
         self._live: dict[int, Ticket[Any]] = {}  # every ticket that is not done, whose arrays have to live on
         self._makers: dict[int, Callable[[], Any]] = {}  # by key: a new array like the one of init()
+        self._tables: dict[int, Any] = {}
         self._waited = 0.0
         self._timeout = default_timeout() if timeout is None else self._seconds(timeout)
-        settings = _settings(scheduler, num_workers, num_servers, self._timeout)
+        settings = settings_of(scheduler, num_workers, num_servers, self._timeout)
         self._alone = not settings.get("DMLC_PS_ROOT_URI")
 
         # Not at the top: a process that forks before its first KVWorker can use fptps in the child.
@@ -113,17 +115,24 @@ class KVWorker:
         """Says how many tensors this worker pushes (or skips) in each step of its training loop."""
         self._core.set_tensor_count(self._usable(), operator.index(n))
 
-    def init(self, key: int, array: Array) -> None:
+    def init(self, key: int, array: Array, consistency: str = "sync") -> None:
         """Declares a tensor; its value is rank 0's array, which pull() then gives at every worker.
 
         Waits for all workers to call it, at most the worker's timeout. The array (any shape, any dtype that can be
         summed) is read on rank 0 and written nowhere; its shape and kind are those of the arrays that pull() makes.
-        MismatchError if the workers' arrays differ in size or dtype. Units of timedelta64 are not compared.
+        MismatchError if the workers' arrays differ in size or dtype, or if the workers name different consistencies.
+        Units of timedelta64 are not compared.
+
+        consistency: "sync": a round is the sum of all workers' pushes. "async": each push is added to the tensor's
+        value (or applied by the optimiser) when it arrives, and answered at once with the value as it is then.
+        "bounded:N": as async, but a worker that is more than N rounds ahead of the slowest waits for it. All workers
+        have to name the same.
         """
-        key = _whole(key, "key", KEYS)
+        key = key_of(key)
+        policy = consistencies.number(consistency)
         dtype, address, nbytes, keep = locate(array, write=False)
         make = maker(array)
-        self._submit(self._core.init, (array, keep), key, dtype, address, nbytes).wait()
+        self._submit(self._core.init, (array, keep), key, dtype, policy, address, nbytes).wait()
         self._makers[key] = make
 
     def push(self, key: int, array: Array, priority: int = 0) -> Ticket[None]:
@@ -135,7 +144,7 @@ class KVWorker:
         """
         dtype, address, nbytes, keep = locate(array, write=False)
         return self._submit(
-            self._core.push, (array, keep), _whole(key, "key", KEYS), dtype, address, nbytes, 0, _priority(priority)
+            self._core.push, (array, keep), key_of(key), dtype, address, nbytes, 0, priority_of(priority)
         )
 
     def pull(self, key: int, out: Array | None = None) -> Ticket[Any]:
@@ -146,7 +155,7 @@ class KVWorker:
         same sum again. Raises KeyError for a key without init(), ValueError for an out that is read-only or not
         contiguous and after a push_pull() (its sum is not kept), and BusyError.
         """
-        key = _whole(key, "key", KEYS)
+        key = key_of(key)
         if out is None:
             out = self._make(key)
         dtype, address, nbytes, keep = locate(out, write=True)
@@ -166,7 +175,7 @@ class KVWorker:
         itself. op "mean" divides the sum by the number of workers (those that skip count) and takes floats and
         complex numbers only. Every worker has to give the same op. The sum is not kept for pull().
         """
-        key = _whole(key, "key", KEYS)
+        key = key_of(key)
         number = OPERATIONS.get(op)
         if number is None:
             raise ValueError(f"op={op!r}: 'sum' or 'mean' is expected")
@@ -190,7 +199,7 @@ class KVWorker:
             nbytes,
             target,
             number,
-            _priority(priority),
+            priority_of(priority),
             result=out,
         )
 
@@ -199,7 +208,35 @@ class KVWorker:
 
         As after a push, pull() gives the sum of the others' pushes, and the ticket is done when it is here.
         """
-        return self._submit(self._core.skip, None, _whole(key, "key", KEYS))
+        return self._submit(self._core.skip, None, key_of(key))
+
+    def set_optimizer(self, optimizer: Optimizer, keys: Iterable[int] | None = None) -> None:
+        """Has the aggregators keep the weights: from now on a push is a gradient, and what comes back are the weights.
+
+        optimizer: one of fptps.optim: SGD, Adam, AdamW or Adagrad. keys: those it is for; None means all that are
+        initialised by now and were not pushed before. Rank 0's call takes effect, and returns when every aggregator
+        has the optimiser; on other ranks it only checks the arguments, so that all may call it. A second call
+        replaces the hyper-parameters; the optimiser's state stays if it is of the same kind.
+
+        The other workers need not wait where the consistency is "sync", since no round is complete without rank 0's
+        push. Where it is "async" or "bounded:N", they have to call barrier() after it, before their first push.
+
+        float16 and bfloat16 tensors are kept in float32 and sent rounded. Raises TypeError for other tensors than
+        floats, ValueError without a key, for hyper-parameters that make no sense and for a key that was pushed without
+        an optimiser, KeyError for a key without init(), and BusyError while a push of a key is in flight.
+        """
+        self._submit(self._core.set_optimizer, None, keys_text(keys), rule(optimizer)).wait()
+
+    def set_learning_rate(self, lr: float, keys: Iterable[int] | None = None) -> None:
+        """Changes the learning rate, from rank 0's next push on: that push and all that are applied after it.
+
+        keys: those it is for; None means all that have an optimiser. Rank 0's call takes effect, on other ranks it only
+        checks the arguments. The rate is rounded to float32. Raises ValueError for a rate that is negative or not
+        finite and for a key without an optimiser.
+        """
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr={lr!r}: a learning rate is finite and 0 or more")
+        self._core.set_learning_rate(self._usable(), keys_text(keys), float(lr))
 
     def barrier(self, timeout: float | None = None) -> None:
         """Waits until all workers have called it. timeout in seconds, as with Ticket.wait()."""
@@ -253,7 +290,9 @@ class KVWorker:
             return "<fptps.KVWorker closed>"
         return f"<fptps.KVWorker {getattr(self, '_rank', '?')} of {getattr(self, '_num_workers', '?')}>"
 
-    def _submit(self, call: Callable[..., int], arrays: object, *arguments: int, result: Any = None) -> Ticket[Any]:
+    def _submit(
+        self, call: Callable[..., int], arrays: object, *arguments: int | str, result: Any = None
+    ) -> Ticket[Any]:
         """Starts an operation of the core."""
         ticket = Ticket(self, arrays, result)
         # Looked at before the lock: in a forked child another thread may hold it for ever.
@@ -366,61 +405,6 @@ class KVWorker:
             ticket._settle(ClosedError(CLOSED))
         if ended:
             self._core.free(handle)
-
-
-def default_timeout() -> float:
-    """The seconds that FPTPS_TIMEOUT says."""
-    text = os.environ.get("FPTPS_TIMEOUT") or "60"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= LONGEST_S:
-        raise ConfigError(f"FPTPS_TIMEOUT={text}: a number of seconds is expected, 0 or more")
-    return seconds
-
-
-def _settings(
-    scheduler: str | None, num_workers: int | None, num_servers: int | None, timeout: float
-) -> dict[str, str]:
-    """The environment, with the arguments in the place of what it says."""
-    settings = dict(os.environ)
-    if scheduler is not None:
-        host, colon, port = scheduler.rpartition(":")
-        if not (host and colon and port.isdecimal()):
-            raise ValueError(f'scheduler={scheduler!r}: "host:port" is expected')
-        settings["DMLC_PS_ROOT_URI"], settings["DMLC_PS_ROOT_PORT"] = host.strip("[]"), port
-        settings["DMLC_ROLE"] = "worker"
-    elif (role := settings.get("DMLC_ROLE")) in ("scheduler", "server"):
-        raise ConfigError(f"DMLC_ROLE={role}: this process is no worker; a {role} is started by `fptps {role}`")
-    elif not settings.get("DMLC_PS_ROOT_URI"):
-        if num_workers not in (None, 1) or num_servers not in (None, 0):
-            raise ConfigError(
-                f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' "
-                "or set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
-            )
-        num_workers = num_servers = None  # they say what a worker alone is anyway, and are no part of a cluster's
-    settings["FPTPS_TIMEOUT"] = repr(min(timeout, LONGEST_S))
-    for name, number in (("DMLC_NUM_WORKER", num_workers), ("DMLC_NUM_SERVER", num_servers)):
-        if number is not None:
-            settings[name] = str(operator.index(number))
-    return settings
-
-
-def _whole(number: int, name: str, end: int) -> int:
-    if type(number) is not int:
-        number = operator.index(number)
-    if not 0 <= number < end:
-        raise ValueError(f"{name} {number}: a whole number from 0 to {end - 1} is expected")
-    return number
-
-
-def _priority(priority: int) -> int:
-    if type(priority) is not int:
-        priority = operator.index(priority)
-    if not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority {priority}: 32 bits are expected, {-(2**31)} to {2**31 - 1}")
-    return priority
 
 
 def left_open() -> bool:

@@ -195,8 +195,8 @@ func (r *run) packet(to transport.Handler) error {
 	payload := r.m.Data[from:min(from+wire.PacketBytes, len(r.m.Data))]
 	h := r.m.Header
 	h.Packet += r.sent
-	if len(payload) > 0 {
-		h.RawLen, h.WireLen = uint32(len(payload)), uint32(len(payload))
+	if h.WireLen = uint32(len(payload)); h.WireLen > 0 && h.Codec == wire.CodecPlain {
+		h.RawLen = h.WireLen
 	}
 	r.sent++
 	var bytes [wire.HeaderBytes]byte

@@ -765,12 +765,14 @@ func (x *Waiting) GetIncarnation() uint64 {
 	return 0
 }
 
-// Declare says the size and type of a worker's tensor.
+// Declare says what a worker's tensor is: wire.Tensor.
 type Declare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *uint64                `protobuf:"varint,1,opt,name=key" json:"key,omitempty"`
 	Bytes         *uint64                `protobuf:"varint,2,opt,name=bytes" json:"bytes,omitempty"`
-	Dtype         *uint32                `protobuf:"varint,3,opt,name=dtype" json:"dtype,omitempty"` // wire.DType
+	Dtype         *uint32                `protobuf:"varint,3,opt,name=dtype" json:"dtype,omitempty"`   // wire.DType
+	Policy        *uint32                `protobuf:"varint,4,opt,name=policy" json:"policy,omitempty"` // wire.Policy
+	Row           *uint32                `protobuf:"varint,5,opt,name=row" json:"row,omitempty"`       // bytes; 0: it is no table
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -822,6 +824,20 @@ func (x *Declare) GetBytes() uint64 {
 func (x *Declare) GetDtype() uint32 {
 	if x != nil && x.Dtype != nil {
 		return *x.Dtype
+	}
+	return 0
+}
+
+func (x *Declare) GetPolicy() uint32 {
+	if x != nil && x.Policy != nil {
+		return *x.Policy
+	}
+	return 0
+}
+
+func (x *Declare) GetRow() uint32 {
+	if x != nil && x.Row != nil {
+		return *x.Row
 	}
 	return 0
 }
@@ -1097,6 +1113,8 @@ type Disagreement_Part struct {
 	Bytes         *uint64                `protobuf:"varint,1,opt,name=bytes" json:"bytes,omitempty"`
 	Dtype         *uint32                `protobuf:"varint,2,opt,name=dtype" json:"dtype,omitempty"`
 	Rank          []uint32               `protobuf:"varint,3,rep,packed,name=rank" json:"rank,omitempty"`
+	Policy        *uint32                `protobuf:"varint,4,opt,name=policy" json:"policy,omitempty"`
+	Row           *uint32                `protobuf:"varint,5,opt,name=row" json:"row,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1150,6 +1168,20 @@ func (x *Disagreement_Part) GetRank() []uint32 {
 		return x.Rank
 	}
 	return nil
+}
+
+func (x *Disagreement_Part) GetPolicy() uint32 {
+	if x != nil && x.Policy != nil {
+		return *x.Policy
+	}
+	return 0
+}
+
+func (x *Disagreement_Part) GetRow() uint32 {
+	if x != nil && x.Row != nil {
+		return *x.Row
+	}
+	return 0
 }
 
 var File_gocore_wire_pspb_ps_proto protoreflect.FileDescriptor
@@ -1224,21 +1256,25 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\aWaiting\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x18\n" +
 	"\amissing\x18\x02 \x03(\tR\amissing\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"G\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"q\n" +
 	"\aDeclare\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x14\n" +
-	"\x05dtype\x18\x03 \x01(\rR\x05dtype\",\n" +
+	"\x05dtype\x18\x03 \x01(\rR\x05dtype\x12\x16\n" +
+	"\x06policy\x18\x04 \x01(\rR\x06policy\x12\x10\n" +
+	"\x03row\x18\x05 \x01(\rR\x03row\",\n" +
 	"\bDeclared\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\rR\x02id\"\x97\x01\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\"\xc1\x01\n" +
 	"\fDisagreement\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12)\n" +
-	"\x04part\x18\x02 \x03(\v2\x15.ps.Disagreement.PartR\x04part\x1aJ\n" +
+	"\x04part\x18\x02 \x03(\v2\x15.ps.Disagreement.PartR\x04part\x1at\n" +
 	"\x04Part\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x14\n" +
 	"\x05dtype\x18\x02 \x01(\rR\x05dtype\x12\x16\n" +
-	"\x04rank\x18\x03 \x03(\rB\x02\x10\x01R\x04rank\"+\n" +
+	"\x04rank\x18\x03 \x03(\rB\x02\x10\x01R\x04rank\x12\x16\n" +
+	"\x06policy\x18\x04 \x01(\rR\x06policy\x12\x10\n" +
+	"\x03row\x18\x05 \x01(\rR\x03row\"+\n" +
 	"\aSuspect\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\"@\n" +

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from .._arguments import default_timeout
 from .._node import SLICE_MS
 from ..errors import BusyError, RemoteError, TimeoutError, from_core
 from ..ticket import OF_CORE
-from ..worker import default_timeout
 from .postoffice import Postoffice
 
 _log = logging.getLogger("fptps")

@@ -10,10 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .._arguments import default_timeout
 from .._node import SLICE_MS
 from ..errors import ClosedError, TimeoutError
 from ..ticket import OF_CORE
-from ..worker import default_timeout
 
 if TYPE_CHECKING:
     from .app import SimpleApp

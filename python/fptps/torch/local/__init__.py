@@ -23,10 +23,24 @@ every round of every algorithm w <- w - (the mean of all d_i), and
     DQLOSP    LOSP with d_i and the mean quantised, in both directions
     DiLoCo    LocalSGD with Nesterov momentum on w                             (Douillard et al., 2023)
 
+StreamingDiLoCo (Douillard et al., 2025) does the last for a fragment of the model at a time, overlapped.
+
 Every process has a copy of w and applies the same sums to it, so that all copies are equal, bit for bit.
 """
 
 from .algorithm import Algorithm, Nesterov
-from .local import DQLOSP, LOSP, OSP, DiLoCo, Local, LocalSGD, Round
+from .local import Local, Round
+from .wrappers import DQLOSP, LOSP, OSP, DiLoCo, LocalSGD, StreamingDiLoCo
 
-__all__ = ["DQLOSP", "LOSP", "OSP", "Algorithm", "DiLoCo", "Local", "LocalSGD", "Nesterov", "Round"]
+__all__ = [
+    "DQLOSP",
+    "LOSP",
+    "OSP",
+    "Algorithm",
+    "DiLoCo",
+    "Local",
+    "LocalSGD",
+    "Nesterov",
+    "Round",
+    "StreamingDiLoCo",
+]

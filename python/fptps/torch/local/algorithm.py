@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,17 +30,27 @@ class Algorithm:
     total_steps: int
     """The training ends with the round in which all workers together have done so many."""
     overlap: bool = False
-    """The workers step on while their updates are under way."""
+    """The workers step on while their updates are under way, until the sum is there."""
     outer: Nesterov | None = None
     quantizer: Quantizer | None = None
     """How updates travel, in both directions. None: as they are."""
     error_feedback: bool = False
     """What the quantisation of an update leaves out is added to the worker's next one."""
+    fragments: int = 1
+    """The model is cut into so many, and a round exchanges one of them, in turn."""
+    delay: int = 0
+    """Without overlap: so many steps after its sending an update's sum is waited for and applied."""
+    mixing: float = 0.0
+    """Without overlap: the share of its own parameters that a worker keeps when it takes over the global ones."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "total_steps"):
+        for name in ("steps", "total_steps", "fragments"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but at least 1 is needed")
+        if not 0 <= self.delay <= self.steps:
+            raise ValueError(f"delay is {self.delay}, but 0 to {self.steps}, the steps of a round, are possible")
+        if not 0 <= self.mixing < 1:
+            raise ValueError(f"mixing is {self.mixing}, but a share from 0 to below 1 is needed")
         if self.error_feedback and self.quantizer is None:
             raise ValueError("error_feedback is for quantised updates, but there is no quantizer")
 
@@ -51,11 +63,11 @@ class Act(enum.Enum):
     SEND = "send"
     """Sends its update, and with overlap goes on from x <- w - c * d."""
     APPLY = "apply"
-    """Waits for the sum of the updates and applies it to w; without overlap it goes on from x <- w."""
+    """Waits for the sum of the updates and applies it to w; without overlap it goes on from there."""
 
 
 def decide(algorithm: Algorithm, steps: int, in_flight: bool, arrived: bool) -> Act:
-    """The next act of a worker that has done so many steps since it sent, or since the round began.
+    """The next act of a worker that has done so many steps since it sent, or since the training began.
 
     in_flight: an update of its own is under way; arrived: its sum is here. A worker sends only when the sum of its last
     update is applied, so that all workers take part in the same rounds. At least one step lies in each update. With
@@ -63,7 +75,7 @@ def decide(algorithm: Algorithm, steps: int, in_flight: bool, arrived: bool) -> 
     """
     if not algorithm.overlap:
         if in_flight:
-            return Act.APPLY
+            return Act.APPLY if steps >= algorithm.delay else Act.STEP
         return Act.SEND if steps >= algorithm.steps else Act.STEP
     if steps < 1:
         return Act.STEP
@@ -73,7 +85,10 @@ def decide(algorithm: Algorithm, steps: int, in_flight: bool, arrived: bool) -> 
 
 
 class Center:
-    """The global model w and how it moves. Equal, bit for bit, wherever the same means are applied to it."""
+    """The global model w, or a fragment, and how it moves. Equal, bit for bit, wherever the same means are applied.
+
+    w: is written to.
+    """
 
     def __init__(self, w: torch.Tensor, outer: Nesterov | None) -> None:
         self.w = w
@@ -104,3 +119,19 @@ class Center:
         self.w.copy_(state["w"])
         if self.momentum is not None:
             self.momentum.copy_(state["momentum"])
+
+
+def cut(sizes: Sequence[int], fragments: int) -> list[slice]:
+    """Which of a model's parameters are in each fragment: neighbours, and of about the same size in all.
+
+    sizes: of the parameters. ValueError where there are fewer than fragments.
+    """
+    if fragments > len(sizes):
+        raise ValueError(f"fragments={fragments}, but the model has only {len(sizes)} parameters to train")
+    before = [0, *itertools.accumulate(sizes)]
+    starts = [0]
+    for number in range(1, fragments):
+        even = before[-1] * number / fragments
+        possible = range(starts[-1] + 1, len(sizes) - fragments + number + 1)  # none of them is left empty
+        starts.append(min(possible, key=lambda start: abs(before[start] - even)))
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)])]

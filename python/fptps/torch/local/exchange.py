@@ -15,8 +15,8 @@ from ...errors import MismatchError
 from ...worker import KVWorker
 from .algorithm import Algorithm
 
-KEYS: Final = 4
-"""How many keys a training uses, from its first one on."""
+KEYS: Final = 2
+"""How many keys an exchange uses, from its first one on."""
 
 
 class Exchange:

@@ -1,4 +1,4 @@
-"""A model seen as two vectors: what is trained, and the statistics that it keeps beside (batch normalisation)."""
+"""A model's tensors seen as vectors: what is trained, and the statistics that it keeps beside (batch normalisation)."""
 
 from __future__ import annotations
 
@@ -8,53 +8,49 @@ import torch
 from torch import nn
 
 
-class ModelVector:
-    """Reads and writes a model's trained parameters and floating-point buffers, on whatever device they are.
+class Vector:
+    """Some of a model's tensors, on whatever device they are, one after the other: (size,) on the CPU.
 
-    The vectors are on the CPU. Parameters are float32 there, or float64 where one of them is; buffers float64. Other
-    parameters and buffers (frozen ones, counters) are the process's own. Invariant: the model's set of parameters
-    stays as it is.
+    dtype: of the vector. Invariant: they stay the model's.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.params = [p for p in model.parameters() if p.requires_grad]
-        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
-        if not self.params:
-            raise ValueError("the model has no parameters to train")
-        for p in self.params:
-            if not p.is_floating_point():
-                raise TypeError(f"a parameter of {p.dtype} cannot be averaged: floating-point numbers are expected")
-        self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.params) else torch.float32
-        self.size = sum(p.numel() for p in self.params)
-        self.buffers_size = sum(b.numel() for b in self._buffers)
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self.size = sum(t.numel() for t in tensors)
+        self._tensors = tensors
+        self._dtype = dtype
 
     def read(self) -> torch.Tensor:
-        """The parameters, (size,)."""
-        return _read(self.params, self.dtype)
+        """A copy of what they hold, (size,)."""
+        parts = [t.detach().reshape(-1).to("cpu", self._dtype) for t in self._tensors]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=self._dtype)
 
-    def write(self, vector: torch.Tensor) -> None:
-        """Sets the parameters."""
-        _write(self.params, vector)
-
-    def read_buffers(self) -> torch.Tensor:
-        """The buffers, (buffers_size,)."""
-        return _read(self._buffers, torch.float64)
-
-    def write_buffers(self, vector: torch.Tensor) -> None:
-        """Sets the buffers."""
-        _write(self._buffers, vector)
+    @torch.no_grad()
+    def write(self, content: torch.Tensor) -> None:
+        """Sets them to content, (size,)."""
+        for t in self._tensors:
+            part, content = content[: t.numel()], content[t.numel() :]
+            t.copy_(part.view(t.shape))
 
 
-def _read(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    parts = [t.detach().reshape(-1).to("cpu", dtype) for t in tensors]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=dtype)
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters to train, at least one. Frozen ones are the process's own."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    if not params:
+        raise ValueError("the model has no parameters to train")
+    for p in params:
+        if not p.is_floating_point():
+            raise TypeError(f"a parameter of {p.dtype} cannot be averaged: floating-point numbers are expected")
+    return params
 
 
-@torch.no_grad()
-def _write(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:
-    for t in tensors:
-        part, vector = vector[: t.numel()], vector[t.numel() :]
-        t.copy_(part.view(t.shape))
+def exact_dtype(params: Sequence[torch.Tensor]) -> torch.dtype:
+    """In which all of them can be added up: float64 where one of them is, else float32."""
+    return torch.float64 if any(p.dtype == torch.float64 for p in params) else torch.float32
+
+
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    """The floating-point buffers. Other ones (counters) are the process's own."""
+    return [b for b in model.buffers() if b.is_floating_point()]
 
 
 def whole(model: nn.Module) -> torch.Tensor:

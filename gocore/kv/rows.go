@@ -1,0 +1,325 @@
+package kv
+
+import (
+	"fmt"
+
+	"slices"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/plan"
+	"fptps/gocore/reduce"
+	"fptps/gocore/wire"
+)
+
+// table is a tensor whose rows are pushed and pulled by number. Its size is that of its packets, padding included; what lies
+// in them is rows x row bytes.
+type table struct {
+	row       int // bytes
+	rows      int
+	perPacket int
+}
+
+// rowPart is the rows of one packet that a push contributes: a payload of wire.CodecRows.
+type rowPart struct {
+	packet uint32
+	raw    int // bytes of the elements, with which data begins
+	data   []byte
+}
+
+// rowPull is a pull of rows, which waits for the last push.
+type rowPull struct {
+	*inquiry
+	asks []*ask
+	of   *tensor
+}
+
+// InitTable declares key as a table of rows of so many bytes each, and gives it rank 0's values. memory is read until the
+// ticket ends, on rank 0; on others only its size counts. No worker but rank 0 receives or keeps anything.
+func (w *Worker) InitTable(key uint64, dtype wire.DType, policy wire.Policy, row int, memory []byte) (*Ticket, error) {
+	if err := checkArray(key, dtype, memory); err != nil {
+		return nil, err
+	}
+	switch {
+	case dtype.Bits() > 0:
+		return nil, fault.New(fault.Type, "key %d: a table of %v: plain elements are expected", key, dtype)
+	case row <= 0 || row > wire.PacketBytes || len(memory)%row != 0:
+		return nil, fault.New(fault.Value, "key %d: rows of %d bytes in a table of %d: 1 to %d are expected", key, row, len(memory), wire.PacketBytes)
+	case !policy.Valid():
+		return nil, fault.New(fault.Value, "key %d: unknown consistency %d: bounded takes 0 to %d rounds", key, policy, wire.MaxDelay)
+	}
+	b := &table{row: row, rows: len(memory) / row, perPacket: wire.RowsPerPacket(row)}
+	packets := (b.rows + b.perPacket - 1) / b.perPacket
+	t := &tensor{key: key, dtype: dtype, policy: policy, table: b, packets: uint32(packets), size: uint64(packets) * wire.PacketBytes}
+	if t.size > wire.MaxTensorBytes {
+		return nil, fault.New(fault.Value, "key %d: a table of %d bytes takes %d, at most %d", key, len(memory), t.size, uint64(wire.MaxTensorBytes))
+	}
+	o := &operation{worker: w, tensor: t, verb: verbInit}
+	t.queue = []*operation{o}
+	if w.Rank == 0 {
+		o.source, o.borrowed = memory, true
+		for p := range t.packets {
+			data := memory[int(p)*b.perPacket*row:][:t.content(p)]
+			o.parts = append(o.parts, rowPart{p, len(data), data})
+		}
+	}
+	if err := w.admit(o); err != nil {
+		return nil, err
+	}
+	return w.declare(o, t.declaration()), nil
+}
+
+// content is how many bytes of packet p are elements.
+func (t *tensor) content(p uint32) int {
+	if t.table == nil {
+		return wire.PacketLen(t.size, p)
+	}
+	return min(t.table.perPacket, t.table.rows-int(p)*t.table.perPacket) * t.table.row
+}
+
+// beginRows gives the contributions of a table's round: parts, and EMPTY for the packets between them.
+func (t *tensor) beginRows(o *operation) (out []sending) {
+	parts := o.parts
+	for _, run := range t.runs {
+		next, end := run.First, run.First+run.Count
+		for len(parts) > 0 && parts[0].packet < end {
+			p := parts[0]
+			parts = parts[1:]
+			out = t.zeros(o, gap(run, next, p.packet), out)
+			h := t.header(wire.Contrib, o, p.packet)
+			h.RawLen = uint32(p.raw)
+			out = append(out, sending{run.Node, run.Lane, h, p.data, o})
+			next = p.packet + 1
+		}
+		out = t.zeros(o, gap(run, next, end), out)
+	}
+	o.queued.Add(int32(len(out)))
+	return out
+}
+
+// wantsRows tells whether h is about the round of a table that is under way.
+func (t *tensor) wantsRows(h *wire.Header) bool {
+	return t.table != nil && t.active != nil && h.Round == t.round && h.Codec == wire.CodecRows
+}
+
+// through notes that a round is complete in the packets of h, of those that node sums.
+func (t *tensor) through(node uint32, h *wire.Header) {
+	o := t.active
+	for p := h.Packet; p < min(h.Packet+h.Run, t.packets); p++ {
+		if o.got[p/64]>>(p%64)&1 == 0 && t.owner(p) == node {
+			o.got[p/64] |= 1 << (p % 64)
+			o.count++
+		}
+	}
+	o.whole = o.count == t.packets
+}
+
+// PushRows contributes rows to key's next round: values has one after the other, rows their numbers. Rows that come several
+// times are added up. Both are copied. The ticket ends when the round is complete.
+func (w *Worker) PushRows(key uint64, dtype wire.DType, rows []int64, values []byte, priority int32) (ticket *Ticket, err error) {
+	t, err := w.findTable(key, dtype, rows, values)
+	if err != nil {
+		return nil, err
+	}
+	o := &operation{worker: w, tensor: t, verb: verbPush, priority: priority, parts: t.pack(rows, values)}
+	w.step(func() effects {
+		if err = w.mu.failed; err != nil {
+			return effects{}
+		}
+		o.ticket = w.Tickets.New(func() string { return w.explain(o) })
+		ticket = o.ticket // which is nil again once it has ended
+		w.mu.stats.BytesPushed += uint64(len(values))
+		t.last = o
+		t.queue = append(t.queue, o)
+		return effects{sends: w.advance(t)}
+	})
+	return ticket, err
+}
+
+// PullRows brings rows of key, as they are after this worker's last push, to out.
+func (w *Worker) PullRows(key uint64, dtype wire.DType, rows []int64, out []byte, priority int32) (ticket *Ticket, err error) {
+	t, err := w.findTable(key, dtype, rows, out)
+	if err != nil {
+		return nil, err
+	}
+	rows = slices.Clone(rows)
+	pull := &rowPull{&inquiry{about: fmt.Sprintf("rows of key %d", key), memory: out}, t.questions(rows, priority), t}
+	pull.take = func(a *ask, payload []byte) error {
+		w.mu.stats.BytesPulled += uint64(len(payload))
+		return t.table.scatter(a, rows, payload, out)
+	}
+	w.step(func() effects {
+		if err = w.mu.failed; err != nil {
+			return effects{}
+		}
+		if len(pull.asks) == 0 {
+			ticket = w.Tickets.New(nil)
+			return effects{ended: []*Ticket{ticket}}
+		}
+		if err = w.mu.flights.take(key, out, nil, nil); err != nil {
+			return effects{}
+		}
+		pull.worker = w
+		w.open(pull.inquiry, pull.asks)
+		ticket = pull.ticket
+		if !t.last.whole {
+			pull.after = t.last
+			t.last.after = append(t.last.after, pull)
+			return effects{}
+		}
+		return effects{sends: pull.start()}
+	})
+	return ticket, err
+}
+
+// start sends the questions; the lock is held. Until the answers are here no further round begins.
+func (p *rowPull) start() []sending {
+	p.of.readers++
+	p.ended = func() []sending {
+		p.of.readers--
+		return p.worker.advance(p.of)
+	}
+	return p.worker.put(p.inquiry, p.asks)
+}
+
+// drop ends a pull that has not started.
+func (p *rowPull) drop(err error) []*Ticket {
+	p.err, p.left = err, 0
+	p.queued.Store(0)
+	return p.end().ended
+}
+
+// findTable gives the table to which rows with so many values fit.
+func (w *Worker) findTable(key uint64, dtype wire.DType, rows []int64, values []byte) (*tensor, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t, err := w.find(key)
+	switch {
+	case err != nil:
+		return nil, err
+	case t.table == nil:
+		return nil, fault.New(fault.Value, "key %d is no table: push() and pull() are for it", key)
+	case dtype != t.dtype:
+		return nil, fault.New(fault.Type, "key %d holds %v, the array is %v", key, t.dtype, dtype)
+	case len(values) != len(rows)*t.table.row:
+		return nil, fault.New(fault.Value, "key %d: %d rows of %d bytes, the array has %d bytes", key, len(rows), t.table.row, len(values))
+	}
+	for i, row := range rows {
+		if row < 0 || row >= int64(t.table.rows) {
+			return nil, fault.New(fault.Value, "key %d: row %d (number %d of those that are named) of a table of %d rows", key, row, i, t.table.rows)
+		}
+	}
+	return t, nil
+}
+
+// order gives the places of rows in ascending order of the rows; places of the same row keep their order.
+func order(rows []int64) []int {
+	places := make([]int, len(rows))
+	for i := range places {
+		places[i] = i
+	}
+	if !slices.IsSorted(rows) {
+		slices.SortStableFunc(places, func(a, b int) int { return int(rows[a] - rows[b]) })
+	}
+	return places
+}
+
+// eachPacket calls f with the places of the rows of each packet, in order.
+func (b *table) eachPacket(rows []int64, f func(packet int, places []int)) {
+	for places := order(rows); len(places) > 0; {
+		packet := int(rows[places[0]]) / b.perPacket
+		n := 1
+		for n < len(places) && int(rows[places[n]])/b.perPacket == packet {
+			n++
+		}
+		f(packet, places[:n])
+		places = places[n:]
+	}
+}
+
+// number is the number of the row at a place within its packet.
+func (b *table) number(rows []int64, place int) int { return int(rows[place]) % b.perPacket }
+
+// pack makes what is pushed of each packet. Without its numbers goes a packet of which all rows are pushed.
+func (t *tensor) pack(rows []int64, values []byte) (parts []rowPart) {
+	b := t.table
+	b.eachPacket(rows, func(packet int, places []int) {
+		data := make([]byte, 0, len(places)*(b.row+2))
+		var numbers []byte
+		for len(places) > 0 {
+			n := 1
+			for n < len(places) && rows[places[n]] == rows[places[0]] {
+				n++
+			}
+			data = t.appendRow(data, places[:n], values)
+			numbers = wire.AppendRow(numbers, b.number(rows, places[0]))
+			places = places[n:]
+		}
+		raw := len(data)
+		if raw < t.content(uint32(packet)) {
+			data = append(data, numbers...)
+		}
+		parts = append(parts, rowPart{uint32(packet), raw, data})
+	})
+	return parts
+}
+
+// appendRow appends the sum of the values at places, which are of one row.
+func (t *tensor) appendRow(data []byte, places []int, values []byte) []byte {
+	at := func(place int) []byte { return values[place*t.table.row:][:t.table.row] }
+	data = append(data, at(places[0])...)
+	if len(places) == 1 {
+		return data
+	}
+	row := data[len(data)-t.table.row:]
+	if !reduce.Wide(t.dtype) {
+		for _, place := range places[1:] {
+			reduce.Add(t.dtype, row, at(place))
+		}
+		return data
+	}
+	sum := make([]byte, reduce.AccBytes(t.dtype, len(row)))
+	reduce.Widen(t.dtype, sum, row)
+	for _, place := range places[1:] {
+		reduce.AddWide(t.dtype, sum, at(place))
+	}
+	reduce.Narrow(t.dtype, row, sum)
+	return data
+}
+
+// questions asks for rows, each of them once.
+func (t *tensor) questions(rows []int64, priority int32) (all []*ask) {
+	b := t.table
+	b.eachPacket(rows, func(packet int, places []int) {
+		run := t.run(uint32(packet))
+		a := &ask{node: run.Node, lane: run.Lane, rows: places, header: wire.Header{
+			Op: wire.AskRows, Codec: wire.CodecRows, Tensor: t.id, Packet: uint32(packet), Priority: priority,
+		}}
+		for i, place := range places {
+			if i == 0 || rows[place] != rows[places[i-1]] {
+				a.data = wire.AppendRow(a.data, b.number(rows, place))
+				a.header.RawLen += uint32(b.row)
+			}
+		}
+		all = append(all, a)
+	})
+	return all
+}
+
+// scatter brings an answer to the places that asked for its rows.
+func (b *table) scatter(a *ask, rows []int64, answer, out []byte) error {
+	if len(answer) != int(a.header.RawLen) {
+		return fault.New(fault.Internal, "an answer of %d bytes, %d were asked for", len(answer), a.header.RawLen)
+	}
+	for i, place := range a.rows {
+		if i > 0 && rows[place] != rows[a.rows[i-1]] {
+			answer = answer[b.row:]
+		}
+		copy(out[place*b.row:][:b.row], answer)
+	}
+	return nil
+}
+
+// gap is the packets of a run from one to before another.
+func gap(run plan.Run, from, to uint32) plan.Run {
+	return plan.Run{Node: run.Node, First: from, Count: to - from, Lane: run.Lane}
+}

@@ -1,0 +1,99 @@
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// A table is a tensor of which workers push and pull single rows. None crosses packets: each packet holds RowsPerPacket of
+// them, and what is left of it is padding that never travels. Payloads of CodecRows are rows of one packet: their elements,
+// RawLen bytes, one row after the other, then the rows' numbers within the packet, ascending, uint16 each. Without numbers the
+// rows are the first ones of the packet.
+
+// RowsPerPacket is how many rows of so many bytes a packet holds: as many as fit, and so that all but one of them fit with
+// their numbers.
+func RowsPerPacket(row int) int { return min(PacketBytes/row, 1+PacketBytes/(row+rowNumberBytes)) }
+
+const rowNumberBytes = 2
+
+// AppendRow appends the number of a row to the payload of CodecRows.
+func AppendRow(payload []byte, number int) []byte {
+	return binary.LittleEndian.AppendUint16(payload, uint16(number))
+}
+
+// rows is how many rows CodecRows names by number.
+func (h *Header) rows() int {
+	if h.Kind == Ask {
+		return int(h.WireLen) / rowNumberBytes
+	}
+	return int(h.WireLen-h.RawLen) / rowNumberBytes
+}
+
+// RowBytes is the size of the rows that a contribution names by number; 0 where it names none.
+func (h *Header) RowBytes() int {
+	if n := h.rows(); n > 0 {
+		return int(h.RawLen) / n
+	}
+	return 0
+}
+
+// EachRow calls f with the elements of each row of a payload, and where in the packet they lie. Rows that follow each other
+// come together. An error means that no node sends such a payload; f may have been called with a part of it.
+func (h *Header) EachRow(payload []byte, f func(at int, elements []byte)) error {
+	row := h.RowBytes()
+	if row == 0 {
+		f(0, payload[:h.RawLen])
+		return nil
+	}
+	return eachRun(payload[h.RawLen:], row, func(at, from, end int) { f(at, payload[from:end]) })
+}
+
+// EachAsked calls f with where in the packet the rows lie that an AskRows names, and where in the answer.
+func (h *Header) EachAsked(payload []byte, f func(at, from, end int)) error {
+	return eachRun(payload, int(h.RawLen)/h.rows(), f)
+}
+
+// eachRun calls f for each run of rows that follow each other: they lie at at in the packet, and from from to end among those
+// that are named.
+func eachRun(numbers []byte, row int, f func(at, from, end int)) error {
+	number := func(i int) int { return int(binary.LittleEndian.Uint16(numbers[rowNumberBytes*i:])) }
+	n := len(numbers) / rowNumberBytes
+	for first := 0; first < n; {
+		last := first
+		for last+1 < n && number(last+1) == number(last)+1 {
+			last++
+		}
+		if (number(last)+1)*row > PacketBytes || last+1 < n && number(last+1) <= number(last) {
+			return fmt.Errorf("row %d of %d bytes is beyond the packet, or rows do not ascend", number(last), row)
+		}
+		f(number(first)*row, first*row, (last+1)*row)
+		first = last + 1
+	}
+	return nil
+}
+
+// checkRows is checkKind for a table.
+func (h *Header) checkRows() error {
+	element := uint32(h.DType.Size())
+	switch h.Kind {
+	case Contrib:
+		if element == 0 || h.Run != 1 || h.RawLen == 0 || h.WireLen < h.RawLen || (h.WireLen-h.RawLen)%rowNumberBytes != 0 || h.RawLen%element != 0 {
+			return fmt.Errorf("rows of %v: %d bytes (%d on the wire), run %d", h.DType, h.RawLen, h.WireLen, h.Run)
+		}
+		if n := uint32(h.rows()); n > 0 && (h.RawLen%n != 0 || h.RawLen/n%element != 0) {
+			return fmt.Errorf("%d rows of %v in %d bytes", n, h.DType, h.RawLen)
+		}
+	case Empty, Sum:
+		if element == 0 || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun || h.RawLen != PacketBytes {
+			return fmt.Errorf("%d packets without rows of %v, of %d bytes (%d on the wire)", h.Run, h.DType, h.RawLen, h.WireLen)
+		}
+	case Ask:
+		n := uint32(h.rows())
+		if h.Op != AskRows || h.Flags != 0 || h.DType != 0 || h.Run != 1 || n == 0 || h.WireLen%rowNumberBytes != 0 || h.RawLen == 0 || h.RawLen%n != 0 {
+			return fmt.Errorf("ask for %d rows, %d bytes, run %d", n, h.RawLen, h.Run)
+		}
+	default:
+		return fmt.Errorf("rows in a packet of kind %d", h.Kind)
+	}
+	return nil
+}
