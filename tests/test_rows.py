@@ -126,6 +126,7 @@ SPARSE = {
 
 
 @pytest.mark.demo
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # within torch.optim
 @pytest.mark.parametrize("rule", SPARSE)
 def test_lazy_optimisers_are_pytorchs(pair, key, rule):
     ours, theirs = SPARSE[rule]

@@ -29,9 +29,12 @@ OPTIMISERS = [
 ]
 TENSORS = [
     (optimiser, size, np.dtype(dtype), op)
-    for dtype, op in (("float32", "sum"), ("float32", "mean"), ("float64", "mean"))
+    for size, dtype, op in (
+        *[(s, "float32", "sum") for s in SIZES],
+        (8209, "float32", "mean"),
+        (8209, "float64", "mean"),
+    )
     for optimiser in OPTIMISERS
-    for size in SIZES
 ]
 """By key."""
 
@@ -107,8 +110,8 @@ def test_hundred_steps_are_those_of_torch():
         assert first[key].tobytes() == second[key].tobytes(), (optimiser, size, op)
         expected = with_torch(key)
         rounding = 4 * 1000**0.5 * np.finfo(dtype).eps / 2
-        off = np.abs(first[key] - expected).max() / np.abs(expected).max()
-        assert off < rounding, (optimiser, size, dtype, op)
+        largest = max(1, np.abs(expected).max())  # one element alone may end near 0, and did not begin there
+        assert np.abs(first[key] - expected).max() < rounding * largest, (optimiser, size, dtype, op)
 
 
 ROUNDS = 25
@@ -116,8 +119,8 @@ ELEMENTS = 5000  # three packets of int64
 
 
 def counting(consistency):
-    """In a worker: pushes ones where index modulo num_workers is the rank, at a pace of its own. Every packet of a value
-    then says how many rounds of each worker are in it; gives these counts: by round, by packet, by worker."""
+    """In a worker: pushes ones where index modulo num_workers is the rank, at a pace of its own. Every packet of a
+    value then says how many rounds of each worker are in it; gives these counts: by round, by packet, by worker."""
     with fptps.KVWorker() as kv:
         n = kv.num_workers
         kv.init(0, np.zeros(ELEMENTS, np.int64), consistency=consistency)
@@ -174,7 +177,7 @@ def test_death_while_a_worker_waits_for_a_slower_one(gate):
         kv = fptps.KVWorker()
         kv.init(0, np.ones(50_000), consistency="bounded:0")
         if kv.rank == 1:
-            pass_gate(address)
+            kv.barrier()  # which never ends
         ticket = kv.push(0, np.ones(50_000))
         pass_gate(address)
         begun = time.monotonic()
@@ -185,7 +188,7 @@ def test_death_while_a_worker_waits_for_a_slower_one(gate):
 
     address = gate.address
     with fptps.LocalCluster(2, 1).start(work) as run:
-        gate.wait(2)
+        gate.wait()
         os.kill(run.process("worker", 1).pid, signal.SIGKILL)
         gate.open()
         text, seconds = run.outcomes()[0].value
@@ -214,7 +217,9 @@ def test_pushes_add_up_without_an_optimiser(alone):
         assert alone.push_pull(1, np.int16([1, 1])).wait().tolist() == [1 + round_, 2 + round_]
 
 
-@pytest.mark.parametrize("text", ["", "eventual", "bounded", "bounded:", "bounded:-1", "bounded:1.5", "bounded:32769", None, 3])
+@pytest.mark.parametrize(
+    "text", ["", "eventual", "bounded", "bounded:", "bounded:-1", "bounded:1.5", "bounded:32769", 3]
+)
 def test_unknown_consistency(alone, text):
     with pytest.raises(ValueError, match="bounded:N"):
         alone.init(0, np.ones(3), consistency=text)

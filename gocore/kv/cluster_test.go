@@ -353,7 +353,8 @@ func (p *player) settle() {
 }
 
 // picker chooses the next packet: any, mostly the newest, or mostly one run's.
-func picker(rng *rand.Rand) func(int) int {
+func picker(from *rand.Rand) func(int) int {
+	rng := rand.New(rand.NewPCG(from.Uint64(), 0)) // of its own: it is used on the network's goroutine
 	style := rng.IntN(3)
 	return func(n int) int {
 		switch {

@@ -176,6 +176,38 @@ func (s shelf) push(w *Worker, round uint64) (*Ticket, error) {
 	return ticket, err
 }
 
+// TestRowsAreThoseOfTheLastPush: a push after a pull does not overtake it, however packets overtake each other.
+func TestRowsAreThoseOfTheLastPush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		newest := func(n int) int { return n - 1 }
+		c := newCluster(t, []uint32{1}, nil, newest, func(int, *wire.Header) {})
+		c.initTable(wire.Int8, wire.Async, 1, []byte{0, 0})
+		w := c.workers[0]
+		var tickets []*Ticket
+		note := func(ticket *Ticket, err error) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			tickets = append(tickets, ticket)
+		}
+		got := make([][]byte, 5)
+		for i := range got {
+			got[i] = make([]byte, 1)
+			note(w.PushRows(6, wire.Int8, []int64{1}, []byte{1}, 0))
+			note(w.PullRows(6, wire.Int8, []int64{1}, got[i], 0))
+		}
+		for _, ticket := range tickets {
+			if err := wait(t, w, ticket); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if whole := bytes.Join(got, nil); !bytes.Equal(whole, []byte{1, 2, 3, 4, 5}) {
+			t.Errorf("the pulls gave %v", whole)
+		}
+		c.close()
+	})
+}
+
 // TestOnlyRowsTravel counts the bytes of a round in which two workers push and pull 3 rows each of 100,000.
 func TestOnlyRowsTravel(t *testing.T) {
 	const rows, row, packet = 100_000, 256, wire.PacketBytes / 256

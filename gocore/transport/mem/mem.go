@@ -160,10 +160,10 @@ func (n *Network) next() (r *run, to transport.Handler, open bool) {
 	}
 	i := n.pick(len(n.mu.queue))
 	r = n.mu.queue[i]
-	if r.last() {
-		copy(n.mu.queue[i:], n.mu.queue[i+1:])
-		n.mu.queue[len(n.mu.queue)-1] = nil
-		n.mu.queue = n.mu.queue[:len(n.mu.queue)-1]
+	if r.last() { // out of the queue, at the cost of those before it: the oldest go at none
+		copy(n.mu.queue[1:i+1], n.mu.queue[:i])
+		n.mu.queue[0] = nil
+		n.mu.queue = n.mu.queue[1:]
 	}
 	return r, n.mu.nodes[r.to], true
 }

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arguments import default_timeout
 from .._node import SLICE_MS
 from ..arrays import Place, locate, number_of
 from ..errors import from_core
-from ..worker import default_timeout
 from .app import Event, SimpleApp
 from .values import Array, address, check_dtype, keys_of, lens_of, values_of
 
