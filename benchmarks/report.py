@@ -45,11 +45,9 @@ def figure(medians: Medians, scenario: str, who: str, name: str) -> float | None
 def target_rows(medians: Medians) -> Iterable[list[str]]:
     """What fptps is to reach beside its peers, and what it reached."""
 
-    def row(
-        what: str, mine: str, peer: str, scenario: str, name: str, target: str, peer_scenario: str = ""
-    ) -> list[str]:
+    def row(what: str, mine: str, peer: str, scenario: str, name: str, target: str) -> list[str]:
         own = figure(medians, scenario, mine, name)
-        other = figure(medians, peer_scenario or scenario, peer, name)
+        other = figure(medians, scenario, peer, name)
         return [what, shown(own), shown(other), ratio(own, other), target]
 
     yield row("1x1, TCP, MB/s, against epoll.c", FPTPS_TCP, "epoll", "1x1", GOODPUT, ">= 0.95")
