@@ -300,3 +300,40 @@ func TestReleaseTooOftenPanics(t *testing.T) {
 	}()
 	b.Release()
 }
+
+// What contributions say of their tensor comes with the sum; workers that say different things are refused.
+func TestPolicyAndLearningRate(t *testing.T) {
+	pool := NewPool()
+	table := NewTable(3, pool, time.Time{})
+	add := func(rank int, change func(h *wire.Header)) (Sum, bool, error) {
+		h := contribution(4, 5, 0)
+		h.Contributors = uint16(wire.Bounded(2))
+		change(h)
+		return table.Add(rank, h, values(rank, 4, 5, 0), nil)
+	}
+	as := func(*wire.Header) {}
+	if _, _, err := add(1, as); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := add(2, func(h *wire.Header) { h.Contributors = uint16(wire.Async) }); err == nil {
+		t.Error("two consistencies in one round")
+	}
+	if _, _, err := add(0, func(h *wire.Header) { h.Flags, h.LearningRate = wire.FlagLearningRate, 0.5 }); err != nil {
+		t.Fatal(err)
+	}
+	sum, done, err := add(2, as)
+	if err != nil || !done || sum.Policy != wire.Bounded(2) || !sum.Rated || sum.LearningRate != 0.5 {
+		t.Fatalf("done %v, error %v, %+v", done, err, sum)
+	}
+	sum.Buffer.Release()
+	for rank := range 3 { // the next round in the same slot begins without
+		h := contribution(4, 5, 2)
+		if sum, done, err = table.Add(rank, h, values(rank, 4, 5, 2), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !done || sum.Rated || sum.Policy != wire.Sync {
+		t.Errorf("done %v, %+v", done, sum)
+	}
+	sum.Buffer.Release()
+}
