@@ -321,6 +321,24 @@ def test_push_pull(workers, servers):
     assert "push_pull: 100%" in done.stderr
 
 
+@pytest.mark.parametrize("size", ["4KiB", "100KiB"])
+def test_kv(size):
+    done = bench("kv", "-n", 2, "-s", 2, "--size", size, "--tensors", 3, "--seconds", 0.1, "--json")
+    found = figures(done)
+    assert set(found) == PUSH_PULL | {"checked"}
+    assert found["checked"] is True
+    assert (found["bench"], found["workers"], found["servers"], found["tensors"]) == ("kv", 2, 2, 3)
+    assert 0 < found["p50_us"] <= found["p99_us"]
+    assert sorted(found["cpu_of"]) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
+    assert "kv: 100%" in done.stderr
+
+
+def test_kv_without_servers():
+    done = bench("kv", "-n", 1, "-s", 0)
+    assert done.returncode == 1
+    assert "need servers" in done.stderr
+
+
 def test_preempt():
     found = figures(bench("preempt", "-n", 2, "-s", 1, "--size", "4KiB", "--bulk", "256kB", "--json"))
     assert set(found) == PREEMPT

@@ -68,6 +68,20 @@ func TestHeartbeatTimeout(t *testing.T) {
 	})
 }
 
+// Messages that come all the time keep nobody from looking at the clock.
+func TestSilenceAmongMessages(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.config.HeartbeatInterval, b.config.HeartbeatTimeout = 300*time.Millisecond, 3*time.Second
+		w, s := b.start(2, 1)
+		b.net.Isolate(b.vans[s[0]])
+		begin := time.Now()
+		wantError(t, awaitBarrier(w[0], WorkerGroup|ServerGroup), fault.NodeLost, "server 0", "silent")
+		if took := time.Since(begin); took > 6*time.Second {
+			t.Errorf("noticed after %v, with a timeout of 3 s", took)
+		}
+	})
+}
+
 func TestHeartbeatsOff(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		b.config.HeartbeatInterval = 0

@@ -15,7 +15,9 @@
 //  4. Workers declare tensors; anyone may ask for a barrier of its group.
 //  5. A second barrier of everyone ends the cluster in good order.
 //
-// A death before the end of 5 ends the cluster at once. A dead process's
+// Where all nodes take part as ps-lite programs do, the place of one that dies between
+// 3 and 5 is kept for another (recovery.go). Every other
+// death before the end of 5 ends the cluster at once. A dead process's
 // connection to the scheduler ends, for which the Runner's owner calls Gone; the
 // first such news is the verdict, and everyone acts on it alone. The connections
 // that close as its consequence therefore never name the wrong node.

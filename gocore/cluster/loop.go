@@ -104,8 +104,8 @@ func (l *loop) guard(f func()) (err error) {
 func (l *loop) turn(h handler) {
 	timer := time.NewTimer(tickTime)
 	defer timer.Stop()
-	for {
-		wait := tickTime
+	for next := time.Now().Add(tickTime); ; { // however many messages come meanwhile
+		wait := time.Until(next)
 		if due := h.due(); !due.IsZero() {
 			wait = min(wait, time.Until(due))
 		}
@@ -114,7 +114,9 @@ func (l *loop) turn(h handler) {
 		case <-l.quit:
 			return
 		case <-timer.C:
-			h.tick(time.Now())
+			now := time.Now()
+			next = now.Add(tickTime)
+			h.tick(now)
 		case e := <-l.inbox:
 			h.message(time.Now(), e)
 		case <-l.wake:

@@ -29,6 +29,9 @@
 // failed write is a shutdown of the socket that the receive loop then meets. The
 // end is told by Handler.Lost.
 //
+// A peer that has died may be replaced by another (replace.go): the connection with the
+// old one is dropped, and the new one expected.
+//
 // In good order (close.go, Goodbye): a Goodbye header is the last in the queue,
 // the send loop shuts its direction down after it, and each side closes when it has
 // read the other's end.
