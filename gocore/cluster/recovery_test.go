@@ -141,6 +141,33 @@ func TestNoRecovery(t *testing.T) {
 	}
 }
 
+// That a node had come to a barrier before it died counts for nothing.
+func TestDeathInABarrier(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		w, _ := b.classic(2, 1)
+		w[1].Barrier(0, WorkerGroup, func(error) {})
+		synctest.Wait()
+		time.Sleep(time.Second)
+		b.die(w[1])
+		passed := make(chan error, 1)
+		w[0].Barrier(0, WorkerGroup, func(err error) { passed <- err })
+		time.Sleep(5 * time.Second)
+		if len(passed) > 0 {
+			t.Fatal("the barrier was passed without the successor")
+		}
+		next, err := b.join(context.Background(), RoleWorker, "new", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := awaitBarrier(next, WorkerGroup); err != nil {
+			t.Error(err)
+		}
+		if err := <-passed; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The last node that lives takes the cluster with it.
 func TestNobodyIsLeft(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {

@@ -108,15 +108,21 @@ func (p hubPlane) Send(peer uint32, m transport.Outgoing) {
 	p.lines[at] = append(p.lines[at], &m)
 }
 
-// carry brings one packet, the most urgent of a connection; false where there is none.
+// carry brings one packet of any connection; false where there is none.
 func (h *hub) carry() bool {
 	h.mu.Lock()
 	ends := slices.SortedFunc(maps.Keys(h.lines), func(a, b [2]int) int { return cmp.Or(a[0]-b[0], a[1]-b[1]) })
+	h.mu.Unlock()
 	if len(ends) == 0 {
-		h.mu.Unlock()
 		return false
 	}
-	at := ends[h.random.IntN(len(ends))]
+	h.carryOn(ends[h.random.IntN(len(ends))])
+	return true
+}
+
+// carryOn brings the most urgent packet of a connection.
+func (h *hub) carryOn(at [2]int) {
+	h.mu.Lock()
 	runs := h.lines[at]
 	run := slices.MaxFunc(runs, func(a, b *transport.Outgoing) int { return cmp.Compare(a.Header.Priority, b.Header.Priority) })
 	header, data := run.Header, run.Data[:min(wire.PacketBytes, len(run.Data))]
@@ -135,7 +141,6 @@ func (h *hub) carry() bool {
 	if over {
 		run.Owner.Release()
 	}
-	return true
 }
 
 // packet brings one packet, whose header has to be one that the wire takes.

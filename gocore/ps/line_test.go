@@ -343,8 +343,8 @@ func TestSumWhileItIsSent(t *testing.T) {
 		return ts
 	}
 	serve := func() {
-		for len(h.lines[[2]int{worker0, server0}]) > 0 {
-			h.carry()
+		for at := [2]int{worker0, server0}; len(h.lines[at]) > 0; { // and no answer
+			h.carryOn(at)
 		}
 		for e, ok := s.customer.take(); ok; e, ok = s.customer.take() {
 			s.serve(e.Request)

@@ -13,7 +13,8 @@ import (
 // aggregator does, and copy() from 64 MB of packets' buffers to as many others, in turns, and reports the medians' bandwidths and their ratio. Neither the weights
 // nor the gradients are in the cache, which is harder than life, where a gradient was just received. Bytes are those that
 // are read and written: of an element of SGD's the weight, the gradient and the new weight, 12; with one array of state 8 more
-// each; of copy's 8. Memory that is fetched only to be overwritten is not counted for either.
+// each; of copy's 8. Memory that is fetched only to be overwritten is not counted for either. What copy() reads was written before:
+// memory that never was is one page of zeros, in the cache.
 func BenchmarkUpdateBesideCopy(b *testing.B) {
 	for _, rule := range []Rule{
 		{Kind: SGD, Rate: 1e-3}, {Kind: SGD, Rate: 1e-3, Momentum: 0.9}, {Kind: Adam, Rate: 1e-3, Betas: [2]float64{0.9, 0.999}, Eps: 1e-8},
