@@ -1,5 +1,6 @@
 """`fptps bench`: its parts, and each command on whole clusters. None of it depends on how fast anything is."""
 
+import functools
 import json
 import os
 import re
@@ -383,7 +384,8 @@ def test_every_node_is_told_the_settings(monkeypatch):
     from fptps.bench import start
 
     monkeypatch.setenv("FPTPS_VAN", "shm")
-    assert start.run(settings_of_this_worker, 2, 0, {"FPTPS_VAN": "tcp"}) == {"FPTPS_VAN": "tcp"}
+    part = functools.partial(start.take_part, settings_of_this_worker)
+    assert start.run(part, 2, 0, {"FPTPS_VAN": "tcp"}) == {"FPTPS_VAN": "tcp"}
 
 
 def settings_of_this_worker(kv):
