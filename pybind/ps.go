@@ -297,7 +297,7 @@ func PSRequest(h, number, customer, head int64, body uintptr, bytes, to int64) (
 	if err := fits(head, to); err != nil {
 		return 0, err
 	}
-	ts, err := a.Request(int32(head), append([]byte(nil), memory[byte](body, bytes)...), int(to))
+	ts, err := ps.SimpleApp{Customer: a.Customer}.Request(int32(head), append([]byte(nil), memory[byte](body, bytes)...), int(to))
 	return int64(ts), err
 }
 
@@ -313,8 +313,16 @@ func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys
 	if err := fits(command, priority); err != nil {
 		return 0, err
 	}
+	worker := ps.KVWorker{Customer: a.Customer}
+	exchange := worker.PushPull
+	switch flags & 3 {
+	case 1:
+		exchange = worker.Push
+	case 2:
+		exchange = worker.Pull
+	}
 	end := ps.Ending{Out: memory[byte](out, length), Awaited: flags&4 != 0}
-	ts, err := a.Exchange(flags&1 != 0, flags&2 != 0, kvs(dtype, keys, count, values, bytes, lens, lengths), end, int32(command), int32(priority))
+	ts, err := exchange(kvs(dtype, keys, count, values, bytes, lens, lengths), end, int32(command), int32(priority))
 	return int64(ts), err
 }
 
@@ -325,7 +333,10 @@ func PSRespond(h, number, customer int64, to string, body uintptr, length, dtype
 	if err != nil {
 		return 0, err
 	}
-	return 0, a.Respond(request, append([]byte(nil), memory[byte](body, length)...), kvs(dtype, keys, count, values, bytes, lens, lengths))
+	if request.Simple {
+		return 0, ps.SimpleApp{Customer: a.Customer}.Response(request, append([]byte(nil), memory[byte](body, length)...))
+	}
+	return 0, ps.KVServer{Customer: a.Customer}.Response(request, kvs(dtype, keys, count, values, bytes, lens, lengths))
 }
 
 // PSFail answers a request with an error.

@@ -18,7 +18,7 @@ func TestNodeIsReplaced(t *testing.T) {
 		servers := []*Customer{h.open(server0, 0, 0), h.open(server1, 0, 0)}
 		push := func(keys ...uint64) int32 {
 			k := KVs{Keys: keys, Vals: make([]byte, len(keys)), DType: wire.Uint8}
-			ts, err := c.Exchange(true, false, k, Ending{}, 0, 0)
+			ts, err := KVWorker{c}.Push(k, Ending{}, 0, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +38,7 @@ func TestNodeIsReplaced(t *testing.T) {
 		}
 		respond := func(s *Customer) {
 			for e, ok := s.take(); ok; e, ok = s.take() {
-				if err := s.Respond(e.Request, nil, KVs{}); err != nil {
+				if err := (KVServer{s}).Response(e.Request, KVs{}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -79,14 +79,14 @@ func TestNodeIsReplaced(t *testing.T) {
 func TestAwaitedRequests(t *testing.T) {
 	h := newHub(t, true, 1, 1)
 	s := Serve(h.open(server0, 0, 0))
-	defer s.customer.Close()
+	defer s.server.Close()
 	c := h.open(worker0, 0, 0)
 	exchange := func(push bool, dtype wire.DType, out []byte) int32 {
 		k := KVs{Keys: []uint64{1}, DType: dtype}
 		if push {
 			k.Vals = []byte{1, 2, 3, 4}
 		}
-		ts, err := c.Exchange(push, !push, k, Ending{Out: out, Awaited: true}, 0, 0)
+		ts, err := KVWorker{c}.exchange(push, !push, k, Ending{Out: out, Awaited: true}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,19 +135,19 @@ func TestAwaitedRequests(t *testing.T) {
 func TestServedNowOrLater(t *testing.T) {
 	h := newHub(t, true, 1, 1)
 	s := Serve(h.open(server0, 0, 0))
-	defer s.customer.Close()
+	defer s.server.Close()
 	c := h.open(worker0, 0, 0)
 	one := make([]byte, nowBytes+1)
 	one[0] = 1
 	const pushes = 20
 	var all []int32
 	for range pushes {
-		ts, err := c.Exchange(true, false, KVs{Keys: []uint64{1}, Vals: one, DType: wire.Uint8}, Ending{Awaited: true}, 0, 0)
+		ts, err := KVWorker{c}.Push(KVs{Keys: []uint64{1}, Vals: one, DType: wire.Uint8}, Ending{Awaited: true}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		h.deliver()
-		pull, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Uint8}, Ending{Awaited: true}, 0, 0)
+		pull, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Uint8}, Ending{Awaited: true}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

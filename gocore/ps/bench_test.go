@@ -15,7 +15,7 @@ func BenchmarkRequest(b *testing.B) {
 	end := Ending{Out: make([]byte, 4096), Awaited: true}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := c.Exchange(true, true, k, end, 0, 0); err != nil {
+		if _, err := (KVWorker{c}).PushPull(k, end, 0, 0); err != nil {
 			b.Fatal(err)
 		}
 		for h.carry() {

@@ -1,7 +1,6 @@
 package ps
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -336,60 +335,6 @@ func (c *Customer) send(m *Message) {
 	}
 }
 
-// Request asks all nodes of a group, or one by its id, with a number and any bytes.
-func (c *Customer) Request(head int32, body []byte, to int) (int32, error) {
-	ids := c.office.group(to)
-	if len(ids) == 0 {
-		return 0, fault.New(fault.Value, "there is no node or group %d here", to)
-	}
-	slices.Sort(ids)
-	asked := map[int][]uint64{}
-	for _, id := range ids {
-		asked[id] = nil
-	}
-	ts, err := c.start(false, asked, Ending{}, 0)
-	if err != nil {
-		return 0, err
-	}
-	for _, id := range ids {
-		c.send(&Message{Peer: id, App: c.App, Customer: c.ID, Timestamp: ts, Head: head, Body: body, Request: true, Simple: true})
-	}
-	return ts, nil
-}
-
-// Exchange pushes values, pulls them, or both. Keys and Lens are kept until the end of
-// the request, the values not beyond the return.
-func (c *Customer) Exchange(push, pull bool, k KVs, end Ending, command, priority int32) (int32, error) {
-	if err := k.check(push); err != nil {
-		return 0, fault.New(fault.Value, "%v", err)
-	}
-	servers := c.office.servers()
-	if servers == 0 {
-		return 0, fault.New(fault.Value, "this cluster has no servers to push to or pull from")
-	}
-	parts, err := Slice(&k, Bounds(servers))
-	if err != nil {
-		return 0, err
-	}
-	asked := map[int][]uint64{}
-	for rank, part := range parts {
-		if len(part.Keys) > 0 {
-			asked[wire.ServerID(rank)] = part.Keys
-		}
-	}
-	ts, err := c.start(pull, asked, end, k.DType)
-	if err != nil {
-		return 0, err
-	}
-	for rank, part := range parts {
-		if len(part.Keys) > 0 {
-			c.send(&Message{Peer: wire.ServerID(rank), App: c.App, Customer: c.ID, Timestamp: ts, Head: command,
-				Request: true, Push: push, Pull: pull, Priority: priority, KVs: part})
-		}
-	}
-	return ts, nil
-}
-
 // Missing names who has not answered a request.
 func (c *Customer) Missing(ts int32) []string {
 	c.mu.Lock()
@@ -399,25 +344,6 @@ func (c *Customer) Missing(ts int32) []string {
 		names = append(names, name(id))
 	}
 	return names
-}
-
-// Respond answers a request. Of to only what names it is used: values and Body are
-// the answer's.
-func (c *Customer) Respond(to *Message, body []byte, k KVs) error {
-	return c.respond(to, body, k, nil)
-}
-
-// respond is Respond. The values are the caller's no longer; done is called when they are not read any more. With nil,
-// they are not used beyond the return.
-func (c *Customer) respond(to *Message, body []byte, k KVs, done func()) error {
-	if !to.Simple {
-		if err := k.check(len(k.Keys) > 0); err != nil {
-			return fault.New(fault.Value, "%v", err)
-		}
-	}
-	answer := answerTo(to)
-	answer.Body, answer.KVs, answer.done = body, k, done
-	return c.answer(answer)
 }
 
 // Fail answers a request with an error.

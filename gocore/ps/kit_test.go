@@ -223,7 +223,7 @@ func (h *hub) sums(all ...*Sum) {
 	for again := true; again; {
 		again = false
 		for _, s := range all {
-			if e, ok := s.customer.take(); ok {
+			if e, ok := s.server.take(); ok {
 				s.serve(e.Request)
 				again = true
 			}

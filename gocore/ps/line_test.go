@@ -260,8 +260,8 @@ func TestLanding(t *testing.T) {
 	} {
 		h := newHub(t, true, 1, 2)
 		sums := []*Sum{
-			{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}},
-			{customer: h.open(server1, 0, 0), store: map[uint64]*stored{}},
+			{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}},
+			{server: KVServer{h.open(server1, 0, 0)}, store: map[uint64]*stored{}},
 		}
 		c := h.open(worker0, 0, 0)
 		k := KVs{DType: wire.Uint8}
@@ -269,7 +269,7 @@ func TestLanding(t *testing.T) {
 			k.Keys, k.Lens = append(k.Keys, Bounds(2)[i]), append(k.Lens, int32(n<<10))
 			k.Vals = append(k.Vals, bytes.Repeat([]byte{byte(i + 1)}, n<<10)...)
 		}
-		if _, err := c.Exchange(true, false, k, Ending{}, 0, 0); err != nil {
+		if _, err := (KVWorker{c}).Push(k, Ending{}, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 		h.sums(sums...)
@@ -278,7 +278,7 @@ func TestLanding(t *testing.T) {
 		if tc.out > 0 {
 			out = make([]byte, tc.out)
 		}
-		ts, err := c.Exchange(false, true, KVs{Keys: k.Keys, DType: tc.dtype}, Ending{Out: out}, 0, 0)
+		ts, err := KVWorker{c}.Pull(KVs{Keys: k.Keys, DType: tc.dtype}, Ending{Out: out}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +328,7 @@ func TestNoEndWhileLanding(t *testing.T) {
 // A sum that is still being sent stays as it is; the next push goes to a copy.
 func TestSumWhileItIsSent(t *testing.T) {
 	h := newHub(t, true, 1, 1)
-	s := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
 	c := h.open(worker0, 0, 0)
 	ones := bytes.Repeat([]byte{1}, 2*wire.PacketBytes)
 	exchange := func(push bool) int32 {
@@ -336,7 +336,7 @@ func TestSumWhileItIsSent(t *testing.T) {
 		if push {
 			k.Vals = ones
 		}
-		ts, err := c.Exchange(push, !push, k, Ending{}, 0, 0)
+		ts, err := KVWorker{c}.exchange(push, !push, k, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -346,7 +346,7 @@ func TestSumWhileItIsSent(t *testing.T) {
 		for at := [2]int{worker0, server0}; len(h.lines[at]) > 0; { // and no answer
 			h.carryOn(at)
 		}
-		for e, ok := s.customer.take(); ok; e, ok = s.customer.take() {
+		for e, ok := s.server.take(); ok; e, ok = s.server.take() {
 			s.serve(e.Request)
 		}
 	}

@@ -29,7 +29,7 @@ func testRequestToAGroup(t *testing.T, link bool) {
 	for _, id := range []int{server0, worker0, worker1} {
 		others = append(others, h.open(id, 3, 3)) // on workers, the customer that the request names: the app's, here
 	}
-	ts, err := asker.Request(7, []byte("hello"), wire.AllGroup)
+	ts, err := SimpleApp{asker}.Request(7, []byte("hello"), wire.AllGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func testRequestToAGroup(t *testing.T, link bool) {
 		if e.Request == nil || e.Request.Head != 7 || string(e.Request.Body) != "hello" || e.Request.Peer != wire.SchedulerID {
 			t.Fatalf("node %d got %+v", i, e)
 		}
-		if err := c.Respond(e.Request, []byte{byte(i)}, KVs{}); err != nil {
+		if err := (SimpleApp{c}).Response(e.Request, []byte{byte(i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +56,7 @@ func testRequestToAGroup(t *testing.T, link bool) {
 	if r := h.result(asker, ts); r.Err != nil || !slices.Equal(bodies, []byte{0, 1, 2, 3}) {
 		t.Errorf("%v, %v", r.Err, bodies)
 	}
-	if _, err := asker.Request(7, nil, 99); fault.CodeOf(err) != fault.Value {
+	if _, err := (SimpleApp{asker}).Request(7, nil, 99); fault.CodeOf(err) != fault.Value {
 		t.Errorf("a request to nobody: %v", err)
 	}
 }
@@ -66,13 +66,13 @@ func TestCustomersApart(t *testing.T) { bothWays(t, testCustomersApart) }
 
 func testCustomersApart(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 1)
-	server := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
+	server := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
 	a, b := h.open(worker0, 0, 0), h.open(worker0, 0, 1)
 	if _, err := h.offices[worker0].Open(0, 1); fault.CodeOf(err) != fault.Value {
 		t.Errorf("a customer twice: %v", err)
 	}
 	push := func(c *Customer, value byte) int32 {
-		ts, err := c.Exchange(true, true, KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, Ending{}, 0, 0)
+		ts, err := KVWorker{c}.PushPull(KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestRequestWithoutKeysEndsAtOnce(t *testing.T) { bothWays(t, testRequestWit
 func testRequestWithoutKeysEndsAtOnce(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 2)
 	c := h.open(worker0, 0, 0)
-	ts, err := c.Exchange(true, false, KVs{DType: wire.Float32}, Ending{}, 0, 0)
+	ts, err := KVWorker{c}.Push(KVs{DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func testUnknownApp(t *testing.T, link bool) {
 		h := newHub(t, link, 1, 1)
 		c := h.open(worker0, 4, 0)
 		ask := func() int32 {
-			ts, err := c.Request(1, nil, server0)
+			ts, err := SimpleApp{c}.Request(1, nil, server0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -148,7 +148,7 @@ func testEarlyMessagesAreBounded(t *testing.T, link bool) {
 		h := newHub(t, link, 1, 1)
 		c := h.open(worker0, 4, 0)
 		for range maxEarly + 1 {
-			if _, err := c.Request(1, nil, server0); err != nil {
+			if _, err := (SimpleApp{c}).Request(1, nil, server0); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -168,7 +168,7 @@ func testNonsense(t *testing.T, link bool) {
 	h := newHub(t, link, 2, 1)
 	server := h.open(server0, 0, 0)
 	c := h.open(worker0, 0, 0)
-	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
+	ts, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func testNonsense(t *testing.T, link bool) {
 	}
 	h.wantRejected(worker0, 1, "server 0") // the second answer
 
-	ts, err = c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
+	ts, err = KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func testFailure(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 2)
 	c := h.open(worker0, 0, 0)
 	servers := []*Customer{h.open(server0, 0, 0), h.open(server1, 0, 0)}
-	ts, err := c.Request(1, nil, wire.ServerGroup)
+	ts, err := SimpleApp{c}.Request(1, nil, wire.ServerGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func testFailure(t *testing.T, link bool) {
 	if r := h.result(c, ts); !strings.Contains(r.Err.Error(), "server 1 answered request 0 with an error: ValueError: no") {
 		t.Errorf("ended with %v", r.Err)
 	}
-	if _, err := c.Request(1, nil, server0); !errors.Is(err, why) {
+	if _, err := (SimpleApp{c}).Request(1, nil, server0); !errors.Is(err, why) {
 		t.Errorf("a request after the failure: %v", err)
 	}
 	if link {
@@ -240,7 +240,7 @@ func testFailure(t *testing.T, link bool) {
 	other := newHub(t, link, 1, 1)
 	d := other.open(worker0, 0, 0)
 	delete(other.offices, server0)
-	ts, err = d.Request(1, nil, server0)
+	ts, err = SimpleApp{d}.Request(1, nil, server0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func testNextWaits(t *testing.T, link bool) {
 		came := make(chan bool)
 		go func() { _, ok := server.Next(time.Hour); came <- ok }()
 		synctest.Wait()
-		if _, err := c.Request(1, nil, server0); err != nil {
+		if _, err := (SimpleApp{c}).Request(1, nil, server0); err != nil {
 			t.Fatal(err)
 		}
 		h.deliver()

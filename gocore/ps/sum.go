@@ -14,8 +14,8 @@ import (
 // Sum is ps-lite's default handle: a push adds to what the key has, a pull gives it.
 // A key that was never pushed is zero. 16-bit floats are summed in float32.
 type Sum struct {
-	customer *Customer
-	store    map[uint64]*stored
+	server KVServer
+	store  map[uint64]*stored
 }
 
 // stored is a key's sum.
@@ -28,7 +28,7 @@ type stored struct {
 
 // Serve answers the requests of an app until its customer is closed.
 func Serve(c *Customer) *Sum {
-	s := &Sum{customer: c, store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{c}, store: map[uint64]*stored{}}
 	c.mu.Lock()
 	c.mu.serve = s.serve
 	c.mu.Unlock()
@@ -38,8 +38,8 @@ func Serve(c *Customer) *Sum {
 
 // run serves those requests that have to wait.
 func (s *Sum) run() {
-	for m := s.customer.turn(); m != nil; m = s.customer.turn() {
-		s.customer.serveNow(m)
+	for m := s.server.turn(); m != nil; m = s.server.turn() {
+		s.server.serveNow(m)
 	}
 }
 
@@ -47,13 +47,13 @@ func (s *Sum) run() {
 func (s *Sum) serve(m *Message) {
 	answer, done, err := s.answer(m)
 	if err != nil {
-		s.customer.office.Reject(m.Peer, err.Error())
-		err = s.customer.Fail(m, err.Error())
+		s.server.office.Reject(m.Peer, err.Error())
+		err = s.server.Fail(m, err.Error())
 	} else {
-		err = s.customer.respond(m, nil, answer, done)
+		err = s.server.lend(m, answer, done)
 	}
 	if err != nil {
-		s.customer.office.log.Warn("an answer could not be sent", "to", name(m.Peer), "reason", err)
+		s.server.office.log.Warn("an answer could not be sent", "to", name(m.Peer), "reason", err)
 	}
 }
 
@@ -84,7 +84,7 @@ func (s *Sum) answer(m *Message) (k KVs, done func(), err error) {
 	}
 	k, err = s.pull(m.Peer, &m.KVs)
 	vals := k.Vals
-	return k, func() { s.customer.office.depot.put(vals) }, err
+	return k, func() { s.server.office.depot.put(vals) }, err
 }
 
 // push adds all values, or none where one does not fit.
@@ -116,7 +116,7 @@ func (s *Sum) add(key uint64, d wire.DType, value []byte) {
 		return
 	}
 	if v.lent.Load() > 0 {
-		copied := s.customer.office.depot.get(len(v.acc))
+		copied := s.server.office.depot.get(len(v.acc))
 		copy(copied, v.acc)
 		v.acc, v.lent = copied, new(atomic.Int32)
 	}
@@ -158,13 +158,13 @@ func (s *Sum) pull(peer int, k *KVs) (KVs, error) {
 	if total > van.MaxFrame {
 		return KVs{}, fmt.Errorf("a pull of %d keys: their values are longer than %d bytes", len(k.Keys), van.MaxFrame)
 	}
-	answer.Vals = s.customer.office.depot.get(total)[:0]
+	answer.Vals = s.server.office.depot.get(total)[:0]
 	same := true
 	for _, key := range k.Keys {
 		v := s.store[key]
 		switch {
 		case v == nil:
-			s.customer.office.Reject(peer, fmt.Sprintf("a pull of key %d, which was never pushed: it is taken for zero", key))
+			s.server.office.Reject(peer, fmt.Sprintf("a pull of key %d, which was never pushed: it is taken for zero", key))
 			answer.Vals = append(answer.Vals, make([]byte, elements*size)...)
 			answer.Lens = append(answer.Lens, int32(elements))
 			continue

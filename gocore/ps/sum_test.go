@@ -27,7 +27,7 @@ func testSumAgainstAMap(t *testing.T, link bool) {
 	h := newHub(t, link, 2, 3)
 	var servers []*Sum
 	for rank := range 3 {
-		servers = append(servers, &Sum{customer: h.open(wire.ServerID(rank), 0, 0), store: map[uint64]*stored{}})
+		servers = append(servers, &Sum{server: KVServer{h.open(wire.ServerID(rank), 0, 0)}, store: map[uint64]*stored{}})
 	}
 	workers := []*Customer{h.open(worker0, 0, 0), h.open(worker1, 0, 0)}
 	size := func(key uint64) int { return int(key % 4) } // one key in four has no elements
@@ -67,7 +67,7 @@ func testSumAgainstAMap(t *testing.T, link bool) {
 			continue // zero, of a length that the server cannot know
 		}
 		c := workers[random.IntN(2)]
-		ts, err := c.Exchange(push, pull, k, Ending{}, 0, int32(random.IntN(3)))
+		ts, err := KVWorker{c}.exchange(push, pull, k, Ending{}, 0, int32(random.IntN(3)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,11 +86,11 @@ func TestSumRefuses(t *testing.T) { bothWays(t, testSumRefuses) }
 
 func testSumRefuses(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 1)
-	s := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
 	c := h.open(worker0, 0, 0)
 	ask := func(push bool, k KVs) *Result {
 		t.Helper()
-		ts, err := c.Exchange(push, !push, k, Ending{}, 0, 0)
+		ts, err := KVWorker{c}.exchange(push, !push, k, Ending{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,16 +127,16 @@ func TestSumOfHalves(t *testing.T) { bothWays(t, testSumOfHalves) }
 
 func testSumOfHalves(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 1)
-	s := &Sum{customer: h.open(server0, 0, 0), store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
 	c := h.open(worker0, 0, 0)
 	for _, half := range []uint16{0x6800, 0x3c00, 0x3c00} {
-		if _, err := c.Exchange(true, false, KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, Ending{}, 0, 0); err != nil {
+		if _, err := (KVWorker{c}).Push(KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, Ending{}, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 		h.sums(s)
 		h.event(c)
 	}
-	ts, err := c.Exchange(false, true, KVs{Keys: []uint64{1}, DType: wire.Float16}, Ending{}, 0, 0)
+	ts, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float16}, Ending{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
