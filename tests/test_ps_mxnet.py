@@ -65,7 +65,7 @@ def test_worker_is_replaced():
         workers = [made.start("worker", told, stdin=subprocess.PIPE, PS_VERBOSE="2") for _ in range(2)]
         workers.sort(key=lambda number: made.answer(number, 0)["rank"])
         made.both(workers, "round", {"got": [3.0] * 4})
-        while made.errors(workers[1]).count("cmd=HEARTBEAT") < 2:  # sent and answered: before, its silence means nothing
+        while made.errors(workers[1]).count("cmd=HEARTBEAT") < 2:  # till it is answered, silence means nothing
             assert made.processes[workers[1]].poll() is None, made.all_output()
         made.kill(workers[1])
         workers[1], hello = made.told("worker", told)
