@@ -50,11 +50,7 @@ func SetLearningRate(h int64, keys string, rate float64) (zero int64, err error)
 }
 
 func workerAndKeys(h int64, keys string) (*kv.Worker, []uint64, error) {
-	found, err := find(h)
-	if err != nil {
-		return nil, nil, err
-	}
-	worker, err := found.node.Worker()
+	worker, err := workerOf(h)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -130,6 +130,15 @@ func Explain(h, ticket int64) (text string, err error) {
 	return found.node.Tickets.Explain(ticket), nil
 }
 
+// workerOf gives the store of a handle's worker.
+func workerOf(h int64) (*kv.Worker, error) {
+	found, err := find(h)
+	if err != nil {
+		return nil, err
+	}
+	return found.node.Worker()
+}
+
 // operate runs an operation of a worker's store and gives its ticket.
 func operate(h, key int64, f func(*kv.Worker) (*kv.Ticket, error)) (int64, error) {
 	found, err := find(h)
@@ -251,11 +260,7 @@ func Barrier(h int64) (ticket int64, err error) {
 // TensorInfo tells what a key is, as JSON: kv.TensorInfo.
 func TensorInfo(h, key int64) (info string, err error) {
 	defer failed(&err)
-	found, err := find(h)
-	if err != nil {
-		return "", err
-	}
-	worker, err := found.node.Worker()
+	worker, err := workerOf(h)
 	if err != nil {
 		return "", err
 	}
@@ -269,11 +274,7 @@ func TensorInfo(h, key int64) (info string, err error) {
 // SetTensorCount says how many pushes make a step of the training loop.
 func SetTensorCount(h, n int64) (zero int64, err error) {
 	defer failed(&err)
-	found, err := find(h)
-	if err != nil {
-		return 0, err
-	}
-	worker, err := found.node.Worker()
+	worker, err := workerOf(h)
 	if err != nil {
 		return 0, err
 	}

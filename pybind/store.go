@@ -42,11 +42,7 @@ func stretch(h, key, array, first, count int64, pointer uintptr, bytes int64,
 // Keep makes an array what Pull gives.
 func Keep(h, key, dtype int64, pointer uintptr, bytes int64) (zero int64, err error) {
 	defer failed(&err)
-	found, err := find(h)
-	if err != nil {
-		return 0, err
-	}
-	worker, err := found.node.Worker()
+	worker, err := workerOf(h)
 	if err != nil {
 		return 0, err
 	}

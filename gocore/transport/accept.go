@@ -86,7 +86,7 @@ func (t *Transport) answer(c stream) {
 		t.reject(c, err)
 		return
 	}
-	lane := t.asked(hello.Lane)
+	lane := t.Lane(int(hello.Lane))
 	reason := t.judge(&hello)
 	switch {
 	case reason != "":

@@ -31,12 +31,15 @@ func (t *Transport) Divide(n int) error {
 	return nil
 }
 
-// Lane gives lane number i: for Send, Dial, Await and Weigh.
+// Lane gives lane number i, nil where there is none: for Send, Dial, Await and Weigh.
 func (t *Transport) Lane(i int) *Transport {
 	if i == 0 {
 		return t
 	}
-	return t.others()[i-1]
+	if others := t.others(); i <= len(others) {
+		return others[i-1]
+	}
+	return nil
 }
 
 // others gives the lanes but the first.
@@ -44,17 +47,6 @@ func (t *Transport) others() []*Transport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.mu.lanes
-}
-
-// asked gives the lane that a Hello is for, nil where there is none.
-func (t *Transport) asked(lane uint16) *Transport {
-	if lane == 0 {
-		return t
-	}
-	if others := t.others(); int(lane) <= len(others) {
-		return others[lane-1]
-	}
-	return nil
 }
 
 // split gives each of so many lanes its part. They carry like amounts, as tensors are
