@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"math"
 	"time"
 
 	"fptps/gocore/wire"
@@ -15,10 +16,10 @@ const (
 	// which at 99% of the rate stands for a hundred times as long: it fills the link
 	// while the sender is late again, and delays what is urgent meanwhile.
 	creditTime = time.Millisecond
+	// mostTogether bounds outflow.together. The kernel handles up to 64 KB as one
+	// segment; with their headers four packets would take two, the second of 600 bytes.
+	mostTogether = 3
 )
-
-// pairBytes makes a writev take two packets.
-const pairBytes = wire.HeaderBytes + wire.PacketBytes + 1
 
 // Rates is how fast the links of this node are, in bytes of TCP payload per second;
 // 0 is not limited. Connections within one host are never limited.
@@ -53,11 +54,15 @@ type outflow struct {
 	path   follow
 }
 
-// shared tells whether the receiver's link has room for a part of what link carries:
-// then others send to it too, what is urgent waits for their packets anyway, and two
-// packets at a time save a fifth of the processor's work.
-func (f *outflow) shared(link *pace) bool {
-	return link.rate > 0 && f.rate > 0 && f.rate < 0.75*link.rate
+// together is how many packets at least go to this receiver at a time: one for each
+// flow of this rate that link carries. Where those are several, the receiver's link
+// carries others' flows too, and what is urgent waits for their packets anyway, while
+// most of what a packet costs the processor is for each write.
+func (f *outflow) together(link *pace) int {
+	if link.rate == 0 || f.rate == 0 {
+		return 1
+	}
+	return max(1, min(mostTogether, int(math.Round(link.rate/f.rate))))
 }
 
 // spend notes a write.

@@ -297,17 +297,18 @@ func TestToldNonsense(t *testing.T) {
 	}
 }
 
-// A flow that has a part of the link takes two packets at a time, one that has all of it one.
-func TestASharedFlowTakesTwoPackets(t *testing.T) {
+// A flow that has all of the link takes one packet at a time, one that has a part of it several.
+func TestASharedFlowTakesPacketsTogether(t *testing.T) {
 	const link = 119e6
 	for _, tc := range []struct {
 		rate, link float64
 		packets    int
 	}{
 		{link, link, 1},
-		{0.8 * link, link, 1},
-		{0.7 * link, link, 2},
-		{link / 8, link, 2},
+		{0.7 * link, link, 1},
+		{0.6 * link, link, 2},
+		{link / 3, link, 3},
+		{link / 8, link, 3},
 		{0, link, 1}, // nothing is known of the receiver
 	} {
 		w := writer{t: &Transport{}}

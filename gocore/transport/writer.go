@@ -33,9 +33,9 @@ func (w *writer) take(c *conn) {
 	if c.far {
 		limit = min(w.t.mu.table.link.commit(w.now), c.out.commit(w.now))
 		train = min(train, c.out.train())
-		if c.out.shared(&w.t.mu.table.link) {
-			limit, train = max(limit, pairBytes), max(train, 2)
-		}
+		n := c.out.together(&w.t.mu.table.link)
+		limit = max(limit, (n-1)*(wire.HeaderBytes+wire.PacketBytes)+1)
+		train = max(train, n)
 	}
 	w.conn = c
 	c.writing = true

@@ -48,8 +48,9 @@ class Loop:
         self._iterations = 0
         shape = (options.tensors, options.size // FLOAT32)
         # Every element is written here: untouched memory is one shared page of zeros, and reads from it are too fast.
-        self._pushed = np.full(shape, kv.rank + 1, np.float32)
-        self._pulled = np.full(shape, 0, np.float32)
+        # Lists, since a program has its arrays: those that come of iterating over a matrix are new ones each time.
+        self._pushed = list(np.full(shape, kv.rank + 1, np.float32))
+        self._pulled = list(np.full(shape, 0, np.float32))
         for key, tensor in enumerate(self._pushed):
             kv.init(key, tensor)
 
