@@ -1,4 +1,5 @@
-"""fptps on links of 1 Gbit/s: how full they get, what urgent tensors take, how near to the optimum training comes.
+"""fptps on links of 1 Gbit/s: how full they get, what urgent tensors take, how near to the optimum training comes; and
+what the machine itself allows: how still it stands, and iperf3 on the same links.
 
 python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 8 minutes
 
@@ -20,7 +21,7 @@ from typing import Any, Final
 import click
 from tqdm import tqdm
 
-from . import summary
+from . import stillness, summary
 from .compare import ROOT, commit, machine
 from .testbed import TestBed, why_not
 from .testbed.usage import use_of
@@ -31,35 +32,48 @@ PROFILES: Final = ROOT / "benchmarks" / "profiles"
 
 @dataclass(frozen=True)
 class Run:
-    """One command of `fptps bench` on a cluster, so many times."""
+    """One program on a cluster, so many times."""
 
     name: str
     workers: int
     servers: int
     arguments: tuple[str, ...]
+    """Of `python -m`. "@worker:1" stands for that node's address."""
     times: int = 3
+
+
+def bench(*arguments: str) -> tuple[str, ...]:
+    """fptps's own."""
+    return ("fptps", "bench", *arguments, "--json")
 
 
 def trainer(model: str, workers: int, servers: int, mode: str = "packet", times: int = 1) -> Run:
     """A simulated trainer with tensors of a tenth of their size, as 10 Gbit/s would be at full size."""
-    arguments = ("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--mode", mode)
+    arguments = bench("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--mode", mode)
     return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments, times)
 
 
 def push_pull(workers: int, servers: int) -> Run:
     """All tensors of an iteration at once, 64 MiB a worker."""
-    return Run(f"push_pull {workers}x{servers}", workers, servers, ("push_pull", "--seconds", "4"))
+    return Run(f"push_pull {workers}x{servers}", workers, servers, bench("push_pull", "--seconds", "4"))
 
 
 def preempt(workers: int, servers: int) -> Run:
     """One urgent tensor of 16 KiB after the other, alone and with bulk under way."""
-    return Run(f"preempt {workers}x{servers}", workers, servers, ("preempt",), 1)
+    return Run(f"preempt {workers}x{servers}", workers, servers, bench("preempt"))
+
+
+def iperf3() -> Run:
+    """What the bytes alone cost: one stream each way between two nodes."""
+    arguments = ("benchmarks.peers.iperf3", "--bidir", "--seconds", "4", "--between", "@worker:1")
+    return Run("iperf3", 2, 0, arguments)
 
 
 SIZES: Final = ((1, 1), (2, 2), (4, 4), (8, 8))
 ALL_MODELS: Final = ("resnet50", "vgg16", "alexnet", "bert_base")
 RUNS: Final = (
     *(push_pull(*size) for size in SIZES),
+    iperf3(),
     *(preempt(*size) for size in ((1, 1), (4, 1), (4, 4))),
     *(trainer(model, *size) for size in ((2, 2), (4, 4)) for model in ALL_MODELS),
     *(trainer(model, 2, 2, mode) for mode in ("message", "partitioned", "fifo") for model in ("resnet50", "vgg16")),
@@ -74,15 +88,23 @@ class Shaped:
     machine: dict[str, Any]
     commit: str
     rate: str = RATE
+    stillness: list[dict[str, float]] = field(default_factory=list)
+    """Before and after the runs; see stillness.py."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """run, command, figures, use (the mean use of each link while in use) and link (seconds, use) of server 0."""
+    """run, command, figures, use (the mean use of each link while in use) and link (seconds, bytes that
+    worker 0 has sent)."""
+
+    def write(self, path: Path) -> None:
+        """All that is there by now."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def sample(run: Run) -> dict[str, Any]:
     """Runs it once."""
-    command = [sys.executable, "-m", "fptps", "bench", *run.arguments, "--json"]
     out, err = io.StringIO(), io.StringIO()
     with TestBed(run.workers, run.servers, RATE) as bed:
+        arguments = [bed.address(each[1:]) if each.startswith("@") else each for each in run.arguments]
+        command = [sys.executable, "-m", *arguments]
         code = bed.run(command, {"FPTPS_LINK_RATE": RATE}, out=out, err=err)
         samples = list(bed.samples)
     if code != 0:
@@ -91,7 +113,7 @@ def sample(run: Run) -> dict[str, Any]:
         "run": run.name,
         "workers": run.workers,
         "servers": run.servers,
-        "command": " ".join(["fptps", "bench", *run.arguments]).replace(f"{ROOT}/", ""),
+        "command": " ".join(["python", "-m", *arguments]).replace(f"{ROOT}/", ""),
         "figures": last_json(out.getvalue()),
         "use": {str(link): round(use_of(samples, link).mean_use, 4) for link in samples[-1].rates},
         "link": [
@@ -124,6 +146,7 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
     shaped = Shaped(now.isoformat(timespec="seconds"), machine(), commit())
     path = output or ROOT / "build" / "benchmarks" / f"shaped-{now:%Y-%m-%dT%H-%M-%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    shaped.stillness.append(stillness.measure())
     runs = [run for run in RUNS if not names or any(name in run.name for name in names)]
     with tqdm(total=sum(run.times for run in runs), file=sys.stderr) as bar:
         for round_ in range(max((run.times for run in runs), default=0)):
@@ -134,9 +157,11 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
                 begin = time.monotonic()
                 found = sample(run)
                 shaped.samples.append(found)
-                path.write_text(json.dumps(asdict(shaped), indent=1) + "\n")
+                shaped.write(path)
                 bar.write(f"{run.name}: {brief(found['figures'])}  ({time.monotonic() - begin:.0f} s)", file=sys.stderr)
                 bar.update()
+    shaped.stillness.append(stillness.measure())
+    shaped.write(path)
     click.echo(f"Every sample: {path}")
 
 

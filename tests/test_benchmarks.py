@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import compare, report, scenarios, summary
-from benchmarks.peers import common, iperf3, loop, mxnet_env
+from benchmarks import compare, report, scenarios, stillness, summary
+from benchmarks.peers import common, iperf3, loop, mxnet_env, native
 
 ROOT = Path(__file__).parents[1]
 
@@ -266,10 +266,23 @@ def test_the_check_finds_a_wrong_byte(tmp_path):
 
 
 @COMPILED
-def test_the_machines_limit_is_of_one_worker():
+@pytest.mark.parametrize("program", ["epoll", "ring"])
+def test_several_pairs_at_once(program):
+    command = ["benchmarks.peers.native", program, "--workers", "3", "--servers", "3", "--check", "--seconds", "0.01"]
+    found = result(*command, "--size", "5000", "--tensors", "2")
+    assert found["checked"]
+    assert found["iterations"] >= 1
+
+
+def test_pairs_have_the_mean_of_their_figures():
+    results = [{"p50_us": 1.0, "checked": True}, {"p50_us": 4.0, "checked": False}]
+    assert native.together(results) == {"p50_us": 2.5, "checked": False}
+
+
+def test_the_machines_limit_is_of_pairs():
     done = run("benchmarks.peers.native", "ring", "--workers", "2")
-    assert done.returncode == 1
-    assert "this traffic has 1 worker and 1 server" in done.stderr
+    assert done.returncode == 2
+    assert "--servers the number of --workers" in done.stderr
 
 
 @pytest.mark.demo
@@ -307,6 +320,31 @@ def test_peers_that_are_not_installed(tmp_path, monkeypatch):
         assert f"apt-get install {package}" in done.stderr
 
 
+# Stillness
+
+
+def test_gaps_are_where_the_clock_jumps(monkeypatch):
+    times = iter([0.0, 1e-5, 0.5, 0.50001, 2.5])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("os.sched_setaffinity", lambda pid, cores: None)
+    assert stillness.gaps(0, 2.0) == pytest.approx([0.49999, 1.99999])
+
+
+@pytest.mark.parametrize(
+    ("found", "share", "longest"),
+    [([], 0.99, 0.0), ([0.01], 0.99, 0.0), ([0.1], 0.99, 0.09), ([0.1, 0.1], 0.98, 0.09), ([0.05, 0.002], 0.99, 0.04)],
+)
+def test_waits_at_a_moment_of_chance(found, share, longest):
+    """Of a second."""
+    assert stillness.waits(found, 1.0, share) == pytest.approx(longest, abs=1e-9)
+
+
+def test_stillness_of_this_machine():
+    found = stillness.measure()
+    assert 0 <= found["still_share"] <= 1
+    assert found["p99_ms"] <= found["p999_ms"] <= found["longest_ms"]
+
+
 # The report
 
 
@@ -336,14 +374,19 @@ def shaped_run(run: str, **figures: Any) -> dict[str, Any]:
 
 SHAPED = {
     "date": "2026-01-03",
+    "stillness": [{"still_share": 0.03, "p99_ms": 1.5, "p999_ms": 7.0, "longest_ms": 11.0}],
     "samples": [
+        shaped_run("iperf3", goodput_mb_s_per_worker=239.1, cpu_s_per_gb=0.5),
         *(shaped_run("push_pull 2x2", goodput_mb_s_per_worker=g, cpu_s_per_gb=2.0) for g in (200.0, 239.1, 230.0)),
         shaped_run("push_pull 8x8", goodput_mb_s_per_worker=119.55, cpu_s_per_gb=3.0),
-        shaped_run(
-            "preempt 4x1",
-            alone={"p50_us": 500, "p99_us": 900},
-            with_bulk={"p50_us": 1500, "p99_us": 2000},
-            link_share=0.981,
+        *(
+            shaped_run(
+                "preempt 4x1",
+                alone={"p50_us": 500, "p99_us": 900},
+                with_bulk={"p50_us": 1500, "p99_us": p99},
+                link_share=0.981,
+            )
+            for p99 in (9000, 2000, 1000)
         ),
         shaped_run("trainer vgg16 2x2 packet", iteration_ms=210.0, bound_ms=200.0, compute_ms=100.0, ratio=1.05),
     ],
@@ -362,11 +405,16 @@ def cells(page: str, *first: str) -> list[str]:
 def test_report_has_ratios_and_says_what_is_missing():
     page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000), SHAPED)
     assert "@" not in page
-    assert cells(page, "1x1, TCP, MB/s, against epoll.c") == ["3000", "4000", "0.75", ">= 0.95"]
+    assert cells(page, "1x1, TCP, MB/s, against epoll.c") == ["3000", "4000", "0.75", ">= 0.95", "1.00"]
+    page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000, ring=8000, mxnet=2000), SHAPED)
+    assert cells(page, "1x1, TCP, MB/s, against MXNet") == ["3000", "2000", "1.50", ">= 3.5", "2.00"]
+    assert cells(page, "1x1, shared memory, MB/s, against MXNet") == ["5000", "2000", "2.50", ">= 8", "4.00"]
     assert cells(page, "4x0, TCP, MB/s, against Gloo")[:3] == ["-", "-", "-"]
     assert cells(page, "1x1", "epoll")[0] == "4000"
     assert cells(page, "2x2", "96.2%")[0] == "83.6% to 100.0%"
     assert cells(page, "8x8") == ["50.0%", "50.0% to 50.0%", ">= 98%", "3", "1.50"]
+    assert cells(page, "iperf3, 2 nodes") == ["100.0%", "100.0% to 100.0%", "-", "0.5", "0.25"]
+    assert cells(page, "before the runs") == ["3.0%", "1.50", "7.00", "11.00"]
     assert cells(page, "4x1") == ["0.50", "0.90", "1.50", "2.00", "98.1%"]
     assert cells(page, "2x2", "vgg16")[-2:] == ["1.05", "<= 1.05"]
     assert "mxnet failed 1 times, the last time: exit code 1: no" in page

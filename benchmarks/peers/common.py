@@ -147,10 +147,11 @@ def read_parts(folder: str, workers: int) -> list[Part]:
     return [Part(**json.loads(Path(folder, f"{rank}.json").read_text())) for rank in range(workers)]
 
 
-def report(measure: Callable[[], Result | dict[str, Any]]) -> None:
-    """The end of every runner: its result as the last line, or one sentence and exit code 1."""
+def report(measure: Callable[[], Result | dict[str, Any] | None]) -> None:
+    """The end of every runner: its result, if it has one, as the last line, or one sentence and exit code 1."""
     try:
         result = measure()
     except PeerError as error:
         sys.exit(str(error))
-    print(json.dumps(result if isinstance(result, dict) else asdict(result)))
+    if result is not None:
+        print(json.dumps(result if isinstance(result, dict) else asdict(result)))

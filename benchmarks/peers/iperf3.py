@@ -1,6 +1,7 @@
 """iperf3: one stream of TCP over loopback, one way or --bidir; knows nothing of tensors, so --size is not used.
 
 python -m benchmarks.peers.iperf3 [--bidir]
+fptps run -n 2 -- python -m benchmarks.peers.iperf3 --bidir --between HOST    # from worker 0 to worker 1, which is HOST
 
 One way only the bytes to the server count, both ways those of both.
 """
@@ -8,15 +9,20 @@ One way only the bytes to the server count, both ways those of both.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import time
 from typing import Any
 
 from .common import Options, PeerError, Result, options_of, parser, report
-from .processes import HOST, free_port, processes
+from .processes import HOST, TICK_S, free_port, processes
 
 LENGTH = "256K"
 READY = "Server listening"
 READY_S = 10.0
+PORT = "5201"
+"""Of a host of its own."""
 
 
 def result_of(report_of_iperf3: dict[str, Any]) -> Result:
@@ -32,22 +38,53 @@ def result_of(report_of_iperf3: dict[str, Any]) -> Result:
     return Result(received / 1e6 / seconds, cpu_s / (received / 1e9), None, None, None)
 
 
+def server_command(host: str, port: str) -> list[str]:
+    """For one test."""
+    return ["iperf3", "-s", "-1", "-B", host, "-p", port, "--forceflush"]
+
+
+def client_command(host: str, port: str, options: Options, bidir: bool) -> list[str]:
+    """Prints JSON."""
+    command = ["iperf3", "-c", host, "-p", port, "-J", "-l", LENGTH, "-C", "cubic"]
+    return [*command, "-t", str(max(round(options.seconds), 1)), *(["--bidir"] if bidir else [])]
+
+
 def run(options: Options, bidir: bool) -> Result:
     """A server and a client."""
     if (options.workers, options.servers) != (1, 1):
         raise PeerError("iperf3 is one stream: --workers 1 --servers 1.")
-    if shutil.which("iperf3") is None:
-        raise PeerError("iperf3 is not installed: apt-get install iperf3.")
+    need_iperf3()
     port = str(free_port())
     with processes() as started:
-        started.start("server", ["iperf3", "-s", "-1", "-B", HOST, "-p", port, "--forceflush"])
+        started.start("server", server_command(HOST, port))
         # A connection made to find out whether it listens would be its one test.
         started.wait_until(lambda: READY in started.log("server"), READY_S, "iperf3's server")
-        command = ["iperf3", "-c", HOST, "-p", port, "-J", "-l", LENGTH, "-C", "cubic"]
-        command += ["-t", str(max(round(options.seconds), 1)), *(["--bidir"] if bidir else [])]
-        started.start("client", command)
+        started.start("client", client_command(HOST, port, options, bidir))
         started.wait(["client"], options.patience_s)
         return result_of(json.loads(started.log("client")))
+
+
+def need_iperf3() -> None:
+    """PeerError if it is not installed."""
+    if shutil.which("iperf3") is None:
+        raise PeerError("iperf3 is not installed: apt-get install iperf3.")
+
+
+def run_between(options: Options, bidir: bool, host: str) -> Result | None:
+    """As a worker of a cluster: worker 1, at `host`, serves, worker 0 measures."""
+    need_iperf3()
+    if os.environ["DMLC_WORKER_ID"] == "1":
+        subprocess.run(server_command(host, PORT), stdout=subprocess.DEVNULL, timeout=options.patience_s, check=True)
+        return None
+    deadline = time.monotonic() + READY_S
+    while True:
+        done = subprocess.run(
+            client_command(host, PORT, options, bidir), capture_output=True, text=True, timeout=options.patience_s
+        )
+        found = json.loads(done.stdout)
+        if "unable to connect" not in found.get("error", "") or time.monotonic() > deadline:
+            return result_of(found)
+        time.sleep(TICK_S)
 
 
 def main() -> None:
@@ -55,8 +92,13 @@ def main() -> None:
     made = parser("iperf3, one stream of TCP over loopback")
     made.set_defaults(workers=1)
     made.add_argument("--bidir", action="store_true", help="both ways at once")
+    made.add_argument("--between", metavar="HOST", help="as a worker of a cluster: from worker 0 to worker 1, at HOST")
     parsed = made.parse_args()
-    report(lambda: run(options_of(parsed), parsed.bidir))
+    options = options_of(parsed)
+    if parsed.between:
+        report(lambda: run_between(options, parsed.bidir, parsed.between))
+    else:
+        report(lambda: run(options, parsed.bidir))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The machine's limits: epoll.c (TCP over loopback) and ring.c (shared memory), compiled where that is needed.
 
 python -m benchmarks.peers.native epoll --workers 1 --servers 1 [--one-way] [--check]
-python -m benchmarks.peers.native ring --workers 1 --servers 1 [--one-way] [--check]
+python -m benchmarks.peers.native ring --workers 4 --servers 4 [--one-way] [--check]
 
+Several workers and servers are so many pairs at once: as many bytes as in a cluster of that size, nothing summed.
 --one-way: the server answers each tensor with 8 bytes, and only the bytes to it count.
 --check: each iteration sends other bytes, and compares what the server got; slow.
 """
@@ -13,11 +14,13 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .common import BUILD, PeerError, report
+from .common import BUILD, PeerError, positive, report
 from .processes import last_line, processes
 
 HERE = Path(__file__).parent
@@ -44,22 +47,35 @@ def compiled(program: str) -> Path:
     return binary
 
 
-def run(program: str, arguments: list[str]) -> dict[str, Any]:
-    """What the program prints. It ends by itself: it has an alarm."""
+def run(program: str, pairs: int, arguments: Sequence[str]) -> dict[str, Any]:
+    """What so many of the program print, which all run at once. They end by themselves: each has an alarm."""
     binary = compiled(program)
+    names = [f"{program} {pair}" for pair in range(pairs)]
     with processes() as started:
-        started.start(program, [str(binary), *arguments])
-        started.wait([program], float("inf"))
-        result: dict[str, Any] = json.loads(last_line(started.log(program)))
-        return result
+        for name in names:
+            started.start(name, [str(binary), *arguments])
+        started.wait(names, float("inf"))
+        return together([json.loads(last_line(started.log(name))) for name in names])
+
+
+def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One result for all pairs: the mean of each figure; checked if all are."""
+    figures: dict[str, Any] = {
+        name: statistics.fmean(result[name] for result in results) for name in results[0] if name != "checked"
+    }
+    return {**figures, "checked": all(result["checked"] for result in results)}
 
 
 def main() -> None:
     """The command line."""
-    made = argparse.ArgumentParser(description="The machine's limits for the traffic of one worker and one server")
+    made = argparse.ArgumentParser(description="The machine's limits for the traffic of workers and servers")
     made.add_argument("program", choices=PROGRAMS)
+    made.add_argument("--workers", type=positive, default=1)
+    made.add_argument("--servers", type=positive, default=1, help="as many as workers")
     parsed, arguments = made.parse_known_args()
-    report(lambda: run(parsed.program, arguments))
+    if parsed.workers != parsed.servers:
+        made.error("this traffic is of pairs: give --servers the number of --workers")
+    report(lambda: run(parsed.program, parsed.workers, arguments))
 
 
 if __name__ == "__main__":

@@ -33,19 +33,13 @@ static double number(const char *name, const char *text, double least, double mo
 
 struct options parse_options(int argc, char **argv) {
     static const struct option known[] = {
-        {"workers", required_argument, 0, 'w'}, {"servers", required_argument, 0, 's'},
         {"size", required_argument, 0, 'b'},    {"tensors", required_argument, 0, 't'},
         {"seconds", required_argument, 0, 'd'}, {"one-way", no_argument, 0, '1'},
         {"check", no_argument, 0, 'c'},         {0, 0, 0, 0}};
     struct options options = {.size = 4 << 20, .tensors = 16, .seconds = 3};
-    int letter, index;
-    while ((letter = getopt_long(argc, argv, "", known, &index)) != -1) {
+    int letter;
+    while ((letter = getopt_long(argc, argv, "", known, 0)) != -1) {
         switch (letter) {
-        case 'w':
-        case 's':
-            if (strcmp(optarg, "1") != 0)
-                fail("--%s %s: this traffic has 1 worker and 1 server", known[index].name, optarg);
-            break;
         case 'b': options.size = (size_t)number("size", optarg, 1, 1e12); break;
         case 't': options.tensors = (size_t)number("tensors", optarg, 1, 1e6); break;
         case 'd': options.seconds = number("seconds", optarg, 0.001, 3600); break;
