@@ -1,7 +1,7 @@
 """fptps on links of 1 Gbit/s: how full they get, what urgent tensors take, how near to the optimum training comes; and
 what the machine itself allows: how still it stands, and iperf3 on the same links.
 
-python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 8 minutes
+python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 10 minutes
 
 Every run is a cluster of real processes in benchmarks.testbed's network; docs/testbed.md says how to read "sends".
 """
@@ -27,19 +27,20 @@ from .testbed import TestBed, why_not
 from .testbed.usage import use_of
 
 RATE: Final = "1gbit"
+ROUNDS: Final = 3
+"""How often everything runs."""
 PROFILES: Final = ROOT / "benchmarks" / "profiles"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One program on a cluster, so many times."""
+    """One program on a cluster."""
 
     name: str
     workers: int
     servers: int
     arguments: tuple[str, ...]
     """Of `python -m`. "@worker:1" stands for that node's address."""
-    times: int = 3
 
 
 def bench(*arguments: str) -> tuple[str, ...]:
@@ -47,10 +48,10 @@ def bench(*arguments: str) -> tuple[str, ...]:
     return ("fptps", "bench", *arguments, "--json")
 
 
-def trainer(model: str, workers: int, servers: int, mode: str = "packet", times: int = 1) -> Run:
+def trainer(model: str, workers: int, servers: int, mode: str = "packet") -> Run:
     """A simulated trainer with tensors of a tenth of their size, as 10 Gbit/s would be at full size."""
     arguments = bench("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--mode", mode)
-    return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments, times)
+    return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments)
 
 
 def push_pull(workers: int, servers: int) -> Run:
@@ -148,11 +149,9 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shaped.stillness.append(stillness.measure())
     runs = [run for run in RUNS if not names or any(name in run.name for name in names)]
-    with tqdm(total=sum(run.times for run in runs), file=sys.stderr) as bar:
-        for round_ in range(max((run.times for run in runs), default=0)):
+    with tqdm(total=ROUNDS * len(runs), file=sys.stderr) as bar:
+        for _ in range(ROUNDS):
             for run in runs:
-                if round_ >= run.times:
-                    continue
                 bar.set_description(run.name)
                 begin = time.monotonic()
                 found = sample(run)

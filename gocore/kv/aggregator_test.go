@@ -64,3 +64,37 @@ func TestHeldSums(t *testing.T) {
 		}
 	}
 }
+
+// sentMemory keeps where the payloads lie that an aggregator sends.
+type sentMemory []*byte
+
+func (s *sentMemory) Send(_ uint32, m transport.Outgoing) {
+	*s = append(*s, &m.Data[0])
+	m.Owner.Release()
+}
+
+// TestTheFirstPacketBecomesTheSum: what came first is added to where it lies, and every worker is sent that.
+func TestTheFirstPacketBecomesTheSum(t *testing.T) {
+	workers := []uint32{9, 11, 13}
+	var sent sentMemory
+	h := Handler{Self: 8, Aggregator: NewAggregator(workers, &sent, false, slog.New(slog.DiscardHandler))}
+	header := wire.Header{
+		Kind: wire.Contrib, DType: wire.Float32, Tensor: 1, Run: 1, RawLen: wire.PacketBytes, WireLen: wire.PacketBytes,
+	}
+	var first *byte
+	for _, node := range workers {
+		l, err := h.Place(node, &header)
+		if first == nil {
+			first = &l.Bytes[0]
+		}
+		if err == nil {
+			err = h.Arrived(node, &header, l)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(sent, sentMemory{first, first, first}) {
+		t.Errorf("sent from %v, the first packet came to %v", sent, first)
+	}
+}

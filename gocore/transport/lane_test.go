@@ -78,8 +78,9 @@ func testLanes(t *testing.T) {
 func TestGoodbyeInAllLanes(t *testing.T) {
 	nodes, hs := laned(t, 2)
 	var l ledger
-	for lane := range 2 {
-		for i := range 4 {
+	runs := []int{1, 40} // the first lane is through long before the other
+	for lane, n := range runs {
+		for i := range n {
 			nodes[0].Lane(lane).Send(9, Outgoing{Header: contrib(uint32(i), 0), Data: make([]byte, 1<<20), Owner: l.lend(nil)})
 		}
 	}
@@ -87,14 +88,31 @@ func TestGoodbyeInAllLanes(t *testing.T) {
 	defer cancel()
 	done := make(chan struct{})
 	go func() { nodes[0].Goodbye(ctx); close(done) }()
-	for _, pair := range hs {
-		pair[1].untilArrived(t, 4*(1<<20)/wire.PacketBytes)
+	<-done
+	l.check(t)
+	for lane, pair := range hs {
+		pair[1].untilArrived(t, runs[lane]*(1<<20)/wire.PacketBytes)
 		if err := pair[1].untilLost(t, 8); err != nil {
 			t.Errorf("lost with %v", err)
 		}
 	}
-	<-done
-	l.check(t)
+}
+
+// Lanes that come to a data plane which is closed meanwhile are closed as well.
+func TestLanesOfAClosedDataPlane(t *testing.T) {
+	n := listen(t, 8, nil)
+	n.Close()
+	if err := n.Divide(3); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		l := n.Lane(i)
+		l.mu.Lock()
+		if !l.mu.stopped {
+			t.Errorf("lane %d lives on", i)
+		}
+		l.mu.Unlock()
+	}
 }
 
 // A peer that asks for a lane that is not there is told so.
