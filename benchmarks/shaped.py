@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -149,6 +150,9 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shaped.stillness.append(stillness.measure())
     runs = [run for run in RUNS if not names or any(name in run.name for name in names)]
+    if shutil.which("iperf3") is None:
+        click.echo("iperf3 is not installed, and left out: apt-get install iperf3", err=True)
+        runs = [run for run in runs if run.name != "iperf3"]
     with tqdm(total=ROUNDS * len(runs), file=sys.stderr) as bar:
         for _ in range(ROUNDS):
             for run in runs:

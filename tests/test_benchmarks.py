@@ -312,6 +312,15 @@ def test_what_cannot_be_measured_says_what_to_do(command, sentence):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed: apt-get install iperf3")
+def test_iperf3_between_two_workers():
+    command = ["-m", "benchmarks.peers.iperf3", "--between", "127.0.0.1", "--bidir", "--seconds", "1"]
+    done = run("fptps", "run", "-n", "2", "--", sys.executable, *command)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("[worker 0] {")]
+    assert json.loads(line.partition("] ")[2])["goodput_mb_s_per_worker"] > 0
+
+
 def test_peers_that_are_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for runner, package in [("mpi", "openmpi-bin"), ("iperf3", "iperf3")]:
