@@ -24,6 +24,8 @@ PAYLOAD_MB_S: Final = 1e9 / 8 * 1448 / 1514 / 1e6
 MODES: Final = ("fifo", "partitioned", "message", "packet")
 
 STILL: Final = ("p99_ms", "p999_ms", "longest_ms")
+LIMITS: Final = {FPTPS_TCP: "epoll", FPTPS: "ring"}
+"""What does nothing but copy, by the same way."""
 
 Medians = dict[tuple[str, str], dict[str, float | None]]
 """By scenario and contestant."""
@@ -42,10 +44,6 @@ def ratio(above: float | None, below: float | None) -> str:
 def figure(medians: Medians, scenario: str, who: str, name: str) -> float | None:
     """One median; None where it was not measured."""
     return medians.get((scenario, who), {}).get(name)
-
-
-LIMITS: Final = {FPTPS_TCP: "epoll", FPTPS: "ring"}
-"""What does nothing but copy, by the same way."""
 
 
 def target_rows(medians: Medians) -> Iterable[list[str]]:
@@ -159,6 +157,7 @@ def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
         "DATE": compared["date"],
         "COMMIT": compared["commit"],
         "SHAPED_DATE": shaped["date"],
+        "SHAPED_COMMIT": shaped["commit"],
         "MACHINE": machine,
         "ROUNDS": str(compared["rounds"]),
         "TARGETS": table(target_rows(medians), "what", "fptps", "peer", "ratio", "wanted", "copying alone"),

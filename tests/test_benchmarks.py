@@ -321,6 +321,13 @@ def test_iperf3_between_two_workers():
     assert json.loads(line.partition("] ")[2])["goodput_mb_s_per_worker"] > 0
 
 
+def test_iperf3_between_workers_needs_a_cluster(monkeypatch):
+    monkeypatch.delenv("DMLC_WORKER_ID", raising=False)
+    monkeypatch.setattr(iperf3, "need_iperf3", lambda: None)
+    with pytest.raises(common.PeerError, match="fptps run -n 2"):
+        iperf3.run_between(common.Options(1, 1, 4, 1, 1.0), False, "127.0.0.1")
+
+
 def test_peers_that_are_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for runner, package in [("mpi", "openmpi-bin"), ("iperf3", "iperf3")]:
@@ -383,6 +390,7 @@ def shaped_run(run: str, **figures: Any) -> dict[str, Any]:
 
 SHAPED = {
     "date": "2026-01-03",
+    "commit": "def",
     "stillness": [{"still_share": 0.03, "p99_ms": 1.5, "p999_ms": 7.0, "longest_ms": 11.0}],
     "samples": [
         shaped_run("iperf3", goodput_mb_s_per_worker=239.1, cpu_s_per_gb=0.5),
@@ -414,6 +422,7 @@ def cells(page: str, *first: str) -> list[str]:
 def test_report_has_ratios_and_says_what_is_missing():
     page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000), SHAPED)
     assert "@" not in page
+    assert "measured 2026-01-02 (beside its peers, commit abc) and 2026-01-03 (on links, commit def)" in page
     assert cells(page, "1x1, TCP, MB/s, against epoll.c") == ["3000", "4000", "0.75", ">= 0.95", "1.00"]
     page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000, ring=8000, mxnet=2000), SHAPED)
     assert cells(page, "1x1, TCP, MB/s, against MXNet") == ["3000", "2000", "1.50", ">= 3.5", "2.00"]

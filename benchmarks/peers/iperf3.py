@@ -73,8 +73,15 @@ def need_iperf3() -> None:
 def run_between(options: Options, bidir: bool, host: str) -> Result | None:
     """As a worker of a cluster: worker 1, at `host`, serves, worker 0 measures."""
     need_iperf3()
-    if os.environ["DMLC_WORKER_ID"] == "1":
-        subprocess.run(server_command(host, PORT), stdout=subprocess.DEVNULL, timeout=options.patience_s, check=True)
+    rank = os.environ.get("DMLC_WORKER_ID")
+    if rank is None:
+        raise PeerError(
+            "--between is for the workers of a cluster: fptps run -n 2 -- python -m benchmarks.peers.iperf3 ..."
+        )
+    if rank == "1":
+        with processes() as started:
+            started.start("server", server_command(host, PORT))
+            started.wait(["server"], options.patience_s)
         return None
     deadline = time.monotonic() + READY_S
     while True:
