@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 # Newer than most Pythons bring, for --group (pyproject.toml's dependency groups).
 PIP_VERSION := 25.3
 FUZZTIME ?= 10s
+# How often test-long repeats the cluster tests, with more of them at a time than is good for them.
+LOOPS ?= 10
+# Python's tests wait for processes most of the time: one more of them at a time than there are cores.
+TEST_JOBS ?= $(shell expr $$(nproc) + 1)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 GO_SOURCES := $(sort $(shell find gocore pybind -name '*.go' ! -name '*_test.go' -o -name '*.s'))
@@ -14,7 +18,7 @@ PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi'
 WHEEL_SOURCES := $(GO_SOURCES) $(PYTHON_SOURCES) go.mod go.sum setup.py pyproject.toml scripts/system_packages.py LICENSE README.md
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo osp test lint format test-go test-python race fuzz peers bench wheel sdist proto docs clean system FORCE
+.PHONY: help setup demo osp test lint format test-go test-python test-long race fuzz peers bench wheel sdist proto docs site clean system FORCE
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -25,7 +29,8 @@ demo: setup ## train a small CNN with 2 workers and 1 server on this machine
 	$(BIN)/fptps run -n 2 -s 1 -- $(BIN)/python examples/digits/train.py --verdict build/demo.txt || { cat build/demo.txt; exit 1; }
 	@cat build/demo.txt
 
-test: lint test-go test-python ## lint, Go's tests, Python's tests
+test: setup build/manylinux.stamp ## lint, Go's tests and Python's tests, side by side
+	@$(MAKE) --no-print-directory -j3 --output-sync=target lint test-go test-python
 
 lint: setup ## gofmt, go vet, staticcheck, ruff, mypy, stubtest
 	@unformatted=$$(gofmt -l gocore pybind); test -z "$$unformatted" || { echo "gofmt -w $$unformatted"; exit 1; }
@@ -34,7 +39,7 @@ lint: setup ## gofmt, go vet, staticcheck, ruff, mypy, stubtest
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/stubtest --mypy-config-file pyproject.toml --allowlist scripts/stubtest_allowlist.txt fptps._fptps
+	$(BIN)/stubtest --mypy-config-file scripts/stubtest.ini --allowlist scripts/stubtest_allowlist.txt fptps._fptps
 
 format: $(VENV)/dev.stamp ## gofmt and ruff: put right what lint says and a tool can
 	gofmt -w gocore pybind
@@ -45,11 +50,18 @@ test-go: system ## Go's tests
 	go test ./...
 
 test-python: setup ## Python's tests: whole clusters of processes, the wheel, the demo
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup --max-worker-restart=0
 
-osp: setup ## localSGD, OSP, LOSP, DQLOSP over 100 Mbit/s, half an hour: MNIST=DIR CIFAR10=DIR; docs/osp.md's figures
+test-long: setup ## race, fuzz a minute each, kills at random instants, a soak, cluster tests again and again under load
+	@$(MAKE) --no-print-directory race
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
+	$(BIN)/pytest tests/long
+	for loop in $$(seq $(LOOPS)); do \
+		$(BIN)/pytest -q -x -n $$((4 * $$(nproc))) --dist loadgroup -m 'not wheel and not demo' || exit 1; done
+
+osp: setup ## localSGD, OSP, LOSP, DQLOSP over 100 and 20 Mbit/s, an hour: MNIST=DIR CIFAR10=DIR; docs/osp.md's figures
 	@test -n "$(MNIST)" || { echo "make osp MNIST=DIR: the folder of MNIST's four *-ubyte.gz files"; exit 1; }
-	$(BIN)/python examples/osp/reproduce.py --mnist "$(MNIST)" $(if $(CIFAR10),--cifar10 "$(CIFAR10)")
+	$(BIN)/python -m benchmarks.osp.reproduce --mnist "$(MNIST)" $(if $(CIFAR10),--cifar10 "$(CIFAR10)")
 
 race: system ## Go's tests under the race detector
 	go test -race ./...
@@ -70,7 +82,7 @@ bench: peers ## fptps beside its peers, and on shaped links (half an hour): docs
 	$(BIN)/python -m benchmarks.shaped --output build/benchmarks/shaped.json
 	$(BIN)/python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json --docs docs
 
-wheel: $(VENV)/dev.stamp build/manylinux.stamp ## manylinux wheel with libzmq inside, into dist/
+wheel: $(VENV)/dev.stamp build/manylinux.stamp ## wheel for glibc 2.28 or newer with libzmq inside, into dist/
 
 sdist: $(VENV)/dev.stamp ## source distribution, into dist/
 	$(BIN)/python -m build --sdist --outdir dist .
@@ -83,6 +95,10 @@ proto: system ## gocore/wire/pspb/*.pb.go, by protoc and the pinned protoc-gen-g
 docs: ## docs/configuration.md, from the table of settings in gocore/node
 	go run ./gocore/node/configdoc >build/configuration.md
 	mv build/configuration.md docs/configuration.md
+
+site: $(VENV)/dev.stamp ## the documentation as a site, into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html; with its search: python3 -m http.server -d build/site"
 
 clean: ## remove what was built; .venv stays (rm -r .venv: start anew)
 	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache
@@ -97,7 +113,7 @@ system:
 $(VENV)/dev.stamp: pyproject.toml | system
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q pip==$(PIP_VERSION)
-	$(BIN)/pip install -q --group dev
+	$(BIN)/pip install -q --group dev --group site
 	touch $@
 
 # PyTorch: the one that $(PYTHON) has already, seen from .venv through a .pth file, or else the package index's.
@@ -123,11 +139,13 @@ build/wheel.stamp: $(VENV)/dev.stamp build/sources.txt $(WHEEL_SOURCES)
 	touch $@
 
 $(VENV)/fptps.stamp: build/wheel.stamp
-	$(BIN)/pip install -q build/wheel/*.whl
+	$(BIN)/pip install -q "$$(echo build/wheel/*.whl)[bench,checkpoint,testing]"
 	$(BIN)/pip install -q --force-reinstall --no-deps build/wheel/*.whl
 	touch $@
 
-build/manylinux.stamp: build/wheel.stamp
-	rm -f dist/*.whl
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+# After build/wheel.stamp, as both builds write build/lib*.
+build/manylinux.stamp: build/wheel.stamp scripts/manylinux.py
+	$(BIN)/pip install -q --only-binary :all: --group manylinux
+	rm -rf build/lib* build/bdist* dist/*.whl
+	$(BIN)/python scripts/manylinux.py dist
 	touch $@

@@ -6,6 +6,7 @@ require (
 	github.com/go-python/gopy v0.4.10
 	github.com/pebbe/zmq4 v1.4.0
 	golang.org/x/sys v0.49.0
+	gonum.org/v1/gonum v0.17.0
 	google.golang.org/protobuf v1.36.12
 )
 

@@ -1,8 +1,9 @@
 """Builds the Go core as fptps._fptps, one extension module for every CPython from 3.9 on.
 
-In a temporary folder gopy writes a cgo function for each function of the Go package pybind and their description for
-pybindgen, which writes the C side of the module; a few edits make both fit CPython's limited API (abi3); one `go build`
-compiles and links all of it. A Go workspace joins the temporary package to the sources, where nothing is written.
+gopy generates a cgo function for each function of the Go package pybind, and a description from which pybindgen
+generates the C side of the module. A few edits make both fit CPython's limited API (abi3). One `go build` compiles and
+links all of it. Everything is generated in a temporary folder; a Go workspace adds the sources, which are not written
+to.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ LIMITED_API = "0x03090000"
 
 GO_MOD = "module fptps_extension\n\ngo {go}\n"
 GO_WORK = 'go {go}\n\nuse (\n\t.\n\t"{root}"\n)\n'
-# Other Go libraries and another libzmq may live in the same process: nothing but the module's entry is visible.
+# The process may load other Go libraries and another libzmq: export nothing but the module's init function.
 EXPORTS = f"{{ global: PyInit__{NAME}; local: *; }};\n"
 
-# What the limited API lacks, and its replacement. PyComplex_AsCComplex and PyMethod_Check are called by helpers of
-# gopy that pybind's functions (integers and strings) never reach, but that are compiled all the same.
+# Functions that the limited API lacks, with replacements. Only helpers of gopy use them, which pybind's functions
+# (integers and strings) never call, but which must compile.
 GO_EDITS = {
     "\treturn PyMethod_Check(obj);": "\treturn 0;",
     "static inline void gopy_err_handle() {": (
@@ -49,7 +50,7 @@ C_EDITS = {"typedef PyAsyncMethods* cmpfunc;": "typedef void* cmpfunc;"}
 
 
 def edit(path: Path, edits: dict[str, str]) -> None:
-    """Applies the replacements to a generated file. A text that is not there means that its generator has changed."""
+    """Applies the replacements to a generated file. A missing text means that the generator has changed."""
     text = path.read_text()
     for old, new in edits.items():
         if old not in text:
@@ -61,7 +62,7 @@ def edit(path: Path, edits: dict[str, str]) -> None:
 
 
 def replace_cgo_flags(path: Path) -> None:
-    """Puts our compiler flags in place of gopy's, which link libpython and hold this Python's own build flags."""
+    """Replaces gopy's compiler flags, which link libpython and contain this Python's own build flags."""
     flags = f"-I{sysconfig.get_path('include')} -DPy_LIMITED_API={LIMITED_API}"
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#cgo ")]
     lines.insert(lines.index("/*", 1) + 1, f"#cgo CFLAGS: {flags}")
@@ -69,7 +70,7 @@ def replace_cgo_flags(path: Path) -> None:
 
 
 def run_in(folder: Path, *command: str, workspace: str = "off") -> None:
-    """Runs a command with the Go workspace (none by default); its failure ends the build."""
+    """Runs a command with the given Go workspace (none by default). If it fails, so does the build."""
     done = subprocess.run(command, cwd=folder, env={**os.environ, "GOWORK": workspace})
     if done.returncode != 0:
         line = shlex.join(command)
@@ -86,12 +87,12 @@ def generate(folder: Path) -> None:
     run_in(ROOT, "go", "tool", "goimports", "-w", str(go_file))
     run_in(folder, sys.executable, "build.py")
     edit(folder / f"{NAME}.c", C_EDITS)
-    # gopy means the header of a first build of the Go side; cgo writes the same one during ours.
+    # gopy expects a header from a separate build of the Go side; cgo generates the same one during this build.
     (folder / f"{NAME}_go.h").write_text('#include "_cgo_export.h"\n')
 
 
 def link(folder: Path, version: str, target: Path) -> None:
-    """Compiles the folder's package and what it imports, and links them into the target."""
+    """Compiles the folder's package with its imports, and links them into the target."""
     go = subprocess.check_output(["go", "list", "-m", "-f", "{{.GoVersion}}"], cwd=ROOT, text=True).strip()
     (folder / "go.mod").write_text(GO_MOD.format(go=go))
     workspace = folder / "go.work"
@@ -105,7 +106,7 @@ def link(folder: Path, version: str, target: Path) -> None:
 
 
 class GoExtension(build_ext):
-    """The build_ext of an extension module that is written in Go."""
+    """build_ext for an extension module in Go."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".abi3.so"

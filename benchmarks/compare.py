@@ -1,4 +1,4 @@
-"""fptps and its peers, measured one after the other in many rounds, on this machine and by the same rules.
+"""Compares fptps with its peers on this machine, by the same rules, in many rounds.
 
 python -m benchmarks.compare                                   # everything: some 25 minutes
 python -m benchmarks.compare --scenario 1x1 --peer mxnet --peer epoll --rounds 3
@@ -26,19 +26,19 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from .scenarios import FPTPS, PEERS, SCENARIOS, Scenario, fptps_commands, peer_command
-from .summary import GOODPUT, HEADERS, Row, cells, rows, turns
+from .summary import GOODPUT, HEADERS, Row, cells, rows, run_order
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 120.0
-"""How much longer than its timed part a run may take; a runner ends itself before."""
+"""A run may take this much longer than its timed part; a runner ends by itself before."""
 GRACE_S = 10.0
 FAILURES = 2
-"""Who has failed so often takes no further part in the scenario. Some peers hang at times."""
+"""A system is left out of a scenario after this many failures: some peers hang at times."""
 
 
 @dataclass
 class Comparison:
-    """All that is measured, and becomes the JSON file."""
+    """All measurements: the content of the JSON file."""
 
     date: str
     machine: dict[str, Any]
@@ -46,34 +46,34 @@ class Comparison:
     rounds: int
     seconds: float
     commands: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By scenario and contestant."""
+    """By scenario and system."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """In the order in which they were measured."""
+    """In the order of measurement."""
     failures: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """The reasons, by scenario and contestant."""
+    """Error texts, by scenario and system."""
 
     def rows(self) -> list[Row]:
-        """All medians."""
+        """The medians of all samples."""
         made = []
         for scenario, commands in self.commands.items():
             of = {
-                who: [s["figures"] for s in self.samples if s["scenario"] == scenario and s["who"] == who]
-                for who in commands
+                system: [s["figures"] for s in self.samples if s["scenario"] == scenario and s["system"] == system]
+                for system in commands
             }
             made += rows(scenario, of, FPTPS)
         return made
 
     def as_json(self) -> str:
-        """The file."""
+        """The content of the JSON file."""
         return json.dumps({**asdict(self), "medians": [asdict(row) for row in self.rows()]}, indent=1) + "\n"
 
 
 class RunFailed(Exception):
-    """A run gave no result; the text says why."""
+    """A run had no result; the text gives the reason."""
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The properties of this machine that the figures depend on."""
     models = [line.partition(":")[2].strip() for line in read("/proc/cpuinfo").splitlines() if "model name" in line]
     return {
         "cpu": models[0] if models else platform.processor(),
@@ -85,7 +85,7 @@ def machine() -> dict[str, Any]:
 
 
 def read(path: str) -> str:
-    """A file of the kernel; empty where it is not there."""
+    """The content of a file of the kernel; empty if it does not exist."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -93,7 +93,7 @@ def read(path: str) -> str:
 
 
 def commit() -> str:
-    """Of the tree whose benchmarks these are."""
+    """The commit of this tree."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
@@ -102,7 +102,7 @@ def commit() -> str:
 
 
 def sample(command: list[str], patience_s: float) -> dict[str, Any]:
-    """Runs it to its end: the JSON object of its last line."""
+    """Runs a command; returns the JSON object in its last line."""
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -118,7 +118,7 @@ def sample(command: list[str], patience_s: float) -> dict[str, Any]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """A runner ends all that it has started when it gets SIGTERM."""
+    """Stops a runner, which on SIGTERM stops all processes that it has started."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -132,9 +132,9 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def figures(code: int, output: str, errors: str) -> dict[str, Any]:
-    """What a program that has ended measured."""
+    """The figures that a finished program has printed."""
     if code != 0:
-        said = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
+        said = (errors.strip() or output.strip() or "no output").splitlines()[-1]
         raise RunFailed(f"exit code {code}: {said}")
     last = output.rstrip().rpartition("\n")[2]
     try:
@@ -146,51 +146,51 @@ def figures(code: int, output: str, errors: str) -> dict[str, Any]:
 
 
 def commands_of(scenario: Scenario, peers: list[str], program: list[str], seconds: float) -> dict[str, list[str]]:
-    """Of fptps and of the chosen peers that the scenario has."""
+    """The commands of fptps, and of the chosen peers of the scenario."""
     chosen = fptps_commands(program, scenario, seconds)
     chosen.update({peer: peer_command(peer, scenario, seconds) for peer in scenario.peers if peer in peers})
     return chosen
 
 
 def measure(comparison: Comparison, scenario: Scenario, commands: dict[str, list[str]], bar: Any) -> None:
-    """All turns of a scenario."""
-    comparison.commands[scenario.name] = {who: shlex.join(command) for who, command in commands.items()}
+    """Makes all runs of a scenario."""
+    comparison.commands[scenario.name] = {system: shlex.join(command) for system, command in commands.items()}
     failures = comparison.failures.setdefault(scenario.name, {})
-    for turn in turns(list(commands), comparison.rounds):
-        bar.set_description(f"{scenario.name}: {turn.who}")
-        if len(failures.get(turn.who, ())) < FAILURES:
+    for run in run_order(list(commands), comparison.rounds):
+        bar.set_description(f"{scenario.name}: {run.system}")
+        if len(failures.get(run.system, ())) < FAILURES:
             load = os.getloadavg()[0]
             try:
-                found = sample(commands[turn.who], PATIENCE_S + 4 * comparison.seconds)
+                found = sample(commands[run.system], PATIENCE_S + 4 * comparison.seconds)
             except RunFailed as error:
-                failures.setdefault(turn.who, []).append(str(error))
-                bar.write(f"{scenario.name}: {turn.who}: {error}", file=sys.stderr)
+                failures.setdefault(run.system, []).append(str(error))
+                bar.write(f"{scenario.name}: {run.system}: {error}", file=sys.stderr)
             else:
                 comparison.samples.append(
-                    {"scenario": scenario.name, **turn._asdict(), "load_before": load, "figures": found}
+                    {"scenario": scenario.name, **run._asdict(), "load_before": load, "figures": found}
                 )
         bar.update()
 
 
 def report(comparison: Comparison, to: IO[str] | None = None) -> None:
-    """The table, and how to read it."""
+    """Prints the table, and how to read it."""
     table = tabulate(
         [cells(row) for row in comparison.rows()], HEADERS, disable_numparse=True, colalign=("left", "left")
     )
     click.echo(table, to)
     click.echo(
-        f"Medians of {comparison.rounds} rounds. goodput x: how many times the goodput fptps has; "
-        "p50 x: how many times longer it takes than fptps. One way counts the bytes of one way.",
+        f"Medians of {comparison.rounds} rounds. goodput x: fptps's goodput divided by this system's; "
+        "p50 x: this system's p50 divided by fptps's. One-way systems count the bytes of one direction.",
         to,
     )
     for scenario, failures in comparison.failures.items():
-        for who, reasons in failures.items():
-            click.echo(f"{scenario}: {who} failed {len(reasons)} times, the last time: {reasons[-1]}", to)
+        for system, reasons in failures.items():
+            click.echo(f"{scenario}: {system} failed {len(reasons)} times, the last time: {reasons[-1]}", to)
 
 
 @contextlib.contextmanager
-def kept(comparison: Comparison, path: Path) -> Iterator[None]:
-    """What has been measured is shown and written also when the rest is given up."""
+def saved_at_the_end(comparison: Comparison, path: Path) -> Iterator[None]:
+    """Prints and writes the samples at the end, also after an interruption."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -207,9 +207,13 @@ def kept(comparison: Comparison, path: Path) -> Iterator[None]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--scenario", "names", multiple=True, type=click.Choice([s.name for s in SCENARIOS]), help="Only this; repeatable."
+    "--scenario",
+    "names",
+    multiple=True,
+    type=click.Choice([s.name for s in SCENARIOS]),
+    help="Only this one; repeatable.",
 )
-@click.option("--peer", "peers", multiple=True, type=click.Choice(list(PEERS)), help="Only this; repeatable.")
+@click.option("--peer", "peers", multiple=True, type=click.Choice(list(PEERS)), help="Only this one; repeatable.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.01), default=3.0, show_default=True, help="Of each timed part.")
 @click.option("--fptps", "program", help="The command fptps.  [default: this Python's]")
@@ -232,7 +236,7 @@ def main(
     fptps = shlex.split(program) if program else [sys.executable, "-m", "fptps"]
     plan = {s: commands_of(s, list(peers or PEERS), fptps, seconds) for s in SCENARIOS if not names or s.name in names}
     path = output or ROOT / "build" / "benchmarks" / f"{now:%Y-%m-%dT%H-%M-%S}.json"
-    with kept(comparison, path), tqdm(total=rounds * sum(map(len, plan.values())), file=sys.stderr) as bar:
+    with saved_at_the_end(comparison, path), tqdm(total=rounds * sum(map(len, plan.values())), file=sys.stderr) as bar:
         for scenario, commands in plan.items():
             measure(comparison, scenario, commands, bar)
     if any(FPTPS in failures for failures in comparison.failures.values()):

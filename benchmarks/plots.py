@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from .scenarios import FPTPS, FPTPS_TCP
-from .shaped import ALL_MODELS, median
+from .shaped import ALL_MODELS, RATE_GIVEN, median
 from .summary import GOODPUT
 
 COLORS: Final = {
@@ -31,13 +31,13 @@ BY_SIZE: Final = {"1x1 16 KB": 16, "1x1 256 KB": 256, "1x1": 4096}
 
 
 def goodput(compared: dict[str, Any], path: Path) -> None:
-    """By the size of the tensors, and by the cluster."""
-    medians = {(row["scenario"], row["who"]): row["medians"][GOODPUT] for row in compared["medians"]}
+    """Goodput by the size of the tensors, and by cluster."""
+    medians = {(row["scenario"], row["system"]): row["medians"][GOODPUT] for row in compared["medians"]}
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    for who in (FPTPS, FPTPS_TCP, "mxnet", "epoll", "ring"):
-        points = [(size, medians[name, who]) for name, size in BY_SIZE.items() if (name, who) in medians]
+    for system in (FPTPS, FPTPS_TCP, "mxnet", "epoll", "ring"):
+        points = [(size, medians[name, system]) for name, size in BY_SIZE.items() if (name, system) in medians]
         if points:
-            left.plot(*zip(*points), marker="o", color=COLORS[who], label=who)
+            left.plot(*zip(*points), marker="o", color=COLORS[system], label=system)
     left.set(
         xscale="log",
         yscale="log",
@@ -54,10 +54,12 @@ def goodput(compared: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def bars(axes: Any, values: dict[tuple[str, str], float | None], groups: tuple[str, ...], who: tuple[str, ...]) -> None:
-    """Bars of everyone, by group."""
-    width = 0.8 / len(who)
-    for i, name in enumerate(who):
+def bars(
+    axes: Any, values: dict[tuple[str, str], float | None], groups: tuple[str, ...], systems: tuple[str, ...]
+) -> None:
+    """A bar for each system in each group."""
+    width = 0.8 / len(systems)
+    for i, name in enumerate(systems):
         heights = [values.get((group, name)) or 0.0 for group in groups]
         axes.bar([x + i * width for x in range(len(groups))], heights, width, color=COLORS[name], label=name)
     axes.set_xticks([x + 0.4 - width / 2 for x in range(len(groups))], groups)
@@ -70,9 +72,9 @@ def latency(compared: dict[str, Any], path: Path) -> None:
         rows = [row for row in compared["medians"] if row["scenario"] == scenario and row["medians"]["p50_us"]]
         for y, row in enumerate(rows):
             p50, p99 = row["medians"]["p50_us"], row["medians"]["p99_us"]
-            pane.barh(y, p99 - p50, left=p50, color=COLORS[row["who"]], alpha=0.5)
-            pane.plot([p50], [y], "o", color=COLORS[row["who"]])
-        pane.set_yticks(range(len(rows)), [row["who"] for row in rows])
+            pane.barh(y, p99 - p50, left=p50, color=COLORS[row["system"]], alpha=0.5)
+            pane.plot([p50], [y], "o", color=COLORS[row["system"]])
+        pane.set_yticks(range(len(rows)), [row["system"] for row in rows])
         pane.invert_yaxis()
         pane.margins(x=0.1)
         pane.set(xscale="log", xlabel="microseconds: median (dot) to 99th percentile", title=scenario)
@@ -80,11 +82,11 @@ def latency(compared: dict[str, Any], path: Path) -> None:
 
 
 def link_use(shaped: dict[str, Any], path: Path) -> None:
-    """What worker 0 sends over time."""
+    """Rate at which worker 0 sends, over time."""
     figure, axes = pyplot.subplots(figsize=(11, 3.2))
     shown = set()
     for sample in shaped["samples"]:
-        if not sample["run"].startswith("push_pull") or sample["run"] in shown:
+        if not sample["run"].startswith("push_pull") or sample["run"] in shown or RATE_GIVEN in sample["run"]:
             continue
         shown.add(sample["run"])
         points = sample["link"]
@@ -98,7 +100,7 @@ def link_use(shaped: dict[str, Any], path: Path) -> None:
         ylim=(0, 1250),
         xlabel="seconds",
         ylabel="Mbit/s",
-        title="What worker 0 sends on its link of 1 Gbit/s",
+        title="Rate at which worker 0 sends on its link of 1 Gbit/s",
     )
     axes.legend(ncols=4, loc="upper right")
     save(figure, path)
@@ -122,7 +124,7 @@ def trainer(shaped: dict[str, Any], path: Path) -> None:
         heights = [ratio(f"trainer {model} 2x2 {mode}") for mode in modes]
         right.bar([x + i * 0.4 for x in range(len(modes))], heights, 0.4, color=("#2166ac", "#67a9cf")[i], label=model)
     right.set_xticks([x + 0.2 for x in range(len(modes))], modes)
-    for pane, title in ((left, "Iteration / bound"), (right, "What each idea is worth, 2x2")):
+    for pane, title in ((left, "Iteration / bound"), (right, "Scheduling modes, 2x2")):
         pane.axhline(1, color="black", linewidth=0.6, linestyle="--")
         pane.set(ylim=(0.8, None), ylabel="iteration / bound", title=title)
         pane.legend()

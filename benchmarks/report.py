@@ -1,4 +1,4 @@
-"""docs/performance.md and its pictures, from what compare.py and shaped.py have measured.
+"""Writes docs/performance.md and its pictures from the files of compare.py and shaped.py.
 
 python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json --docs docs
 """
@@ -16,43 +16,43 @@ from tabulate import tabulate
 
 from . import summary
 from .scenarios import FPTPS, FPTPS_TCP, SCENARIOS
-from .shaped import ALL_MODELS, SIZES, median
+from .shaped import ALL_MODELS, RATE_GIVEN, SIZES, median
 from .summary import GOODPUT
 
 PAYLOAD_MB_S: Final = 1e9 / 8 * 1448 / 1514 / 1e6
-"""What 1 Gbit/s carries of TCP payload, in one direction: 100%."""
+"""TCP payload of a link of 1 Gbit/s in one direction, which counts as 100%."""
 MODES: Final = ("fifo", "partitioned", "message", "packet")
 
 STILL: Final = ("p99_ms", "p999_ms", "longest_ms")
 LIMITS: Final = {FPTPS_TCP: "epoll", FPTPS: "ring"}
-"""What does nothing but copy, by the same way."""
+"""The program that only copies, over the same carrier."""
 
 Medians = dict[tuple[str, str], dict[str, float | None]]
-"""By scenario and contestant."""
+"""By scenario and system."""
 
 
 def medians_of(compared: dict[str, Any]) -> Medians:
-    """Those of compare.py's file."""
-    return {(row["scenario"], row["who"]): row["medians"] for row in compared["medians"]}
+    """The medians in the file of compare.py."""
+    return {(row["scenario"], row["system"]): row["medians"] for row in compared["medians"]}
 
 
 def ratio(above: float | None, below: float | None) -> str:
     """A cell."""
-    return summary.shown(summary.ratio(above, below), 2)
+    return summary.rounded(summary.ratio(above, below), 2)
 
 
-def figure(medians: Medians, scenario: str, who: str, name: str) -> float | None:
+def figure(medians: Medians, scenario: str, system: str, name: str) -> float | None:
     """One median; None where it was not measured."""
-    return medians.get((scenario, who), {}).get(name)
+    return medians.get((scenario, system), {}).get(name)
 
 
 def target_rows(medians: Medians) -> Iterable[list[str]]:
-    """What fptps is to reach beside its peers, what it reached, and what the machine allows where that is known."""
+    """fptps's targets relative to its peers, its results, and the machine's limit if known."""
 
-    def row(what: str, mine: str, peer: str, scenario: str, name: str, target: str) -> list[str]:
+    def row(label: str, mine: str, peer: str, scenario: str, name: str, target: str) -> list[str]:
         own, other = figure(medians, scenario, mine, name), figure(medians, scenario, peer, name)
         limit = ratio(figure(medians, scenario, LIMITS[mine], name), other) if peer != LIMITS[mine] else "1.00"
-        return [what, shown(own), shown(other), ratio(own, other), target, limit]
+        return [label, shown(own), shown(other), ratio(own, other), target, limit]
 
     vans = (("TCP", FPTPS_TCP), ("shared memory", FPTPS))
     yield row("1x1, TCP, MB/s, against epoll.c", FPTPS_TCP, "epoll", "1x1", GOODPUT, ">= 0.95")
@@ -63,45 +63,46 @@ def target_rows(medians: Medians) -> Iterable[list[str]]:
         ("4x0", "Gloo", (">= 1.5", ">= 2.5"), "<= 0.5"),
     ):
         for name, figure_of, targets in (("MB/s", GOODPUT, faster), ("CPU s/GB", "cpu_s_per_gb", (cheaper, cheaper))):
-            for (van, who), target in zip(vans, targets):
-                what = f"{scenario}, {van}, {name}, against {peer}"
-                yield row(what, who, peer.lower(), scenario, figure_of, target)
+            for (van, system), target in zip(vans, targets):
+                label = f"{scenario}, {van}, {name}, against {peer}"
+                yield row(label, system, peer.lower(), scenario, figure_of, target)
     for scenario in ("1x1 4 KB", "4x4 4 KB"):
-        for van, who in vans:
-            yield row(f"{scenario}, {van}, p50 us, against MXNet", who, "mxnet", scenario, "p50_us", "<= 0.4")
+        for van, system in vans:
+            yield row(f"{scenario}, {van}, p50 us, against MXNet", system, "mxnet", scenario, "p50_us", "<= 0.4")
     for scenario in (each.name for each in SCENARIOS if each.bench == "kv"):
-        for van, who in vans:
-            yield row(f"{scenario}, {van}, MB/s, against MXNet", who, "mxnet", scenario, GOODPUT, ">= 1")
+        for van, system in vans:
+            yield row(f"{scenario}, {van}, MB/s, against MXNet", system, "mxnet", scenario, GOODPUT, ">= 1")
 
 
 def shown(value: float | None) -> str:
-    """A cell: three digits that count."""
+    """A cell with three significant digits."""
     if value is None:
         return "-"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def all_rows(medians: Medians) -> Iterable[list[str]]:
-    """Everything that compare.py measured."""
-    for (scenario, who), own in medians.items():
-        yield [scenario, who, *(shown(own[name]) for name in (GOODPUT, "cpu_s_per_gb", "p50_us", "p99_us"))]
+    """All medians of compare.py."""
+    for (scenario, system), own in medians.items():
+        yield [scenario, system, *(shown(own[name]) for name in (GOODPUT, "cpu_s_per_gb", "p50_us", "p99_us"))]
 
 
 def link_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
-    """How full links of 1 Gbit/s get, in both directions at once."""
+    """Use of links of 1 Gbit/s, in both directions at once."""
     base = median(samples, "push_pull 2x2", "cpu_s_per_gb")
     sizes = [f"{workers}x{servers}" for workers, servers in SIZES]
-    names = [*((size, f"push_pull {size}", ">= 98%") for size in sizes), ("iperf3, 2 nodes", "iperf3", "-")]
-    for what, name, wanted in names:
+    names = [(size + given, f"push_pull {size}{given}", ">= 98%") for size in sizes for given in ("", RATE_GIVEN)]
+    names.append(("iperf3, 2 nodes", "iperf3", "-"))
+    for label, name, target in names:
         found = [s["figures"][GOODPUT] / 2 / PAYLOAD_MB_S for s in samples if s["run"] == name]
         if found:
             cpu = median(samples, name, "cpu_s_per_gb")
             spread = f"{min(found):.1%} to {max(found):.1%}"
-            yield [what, f"{statistics.median(found):.1%}", spread, wanted, shown(cpu), ratio(cpu, base)]
+            yield [label, f"{statistics.median(found):.1%}", spread, target, shown(cpu), ratio(cpu, base)]
 
 
 def preempt_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
-    """What an urgent tensor takes."""
+    """Times of an urgent tensor."""
     runs = dict.fromkeys(sample["run"] for sample in samples if sample["run"].startswith("preempt"))
     for run in runs:
         figures = [sample["figures"] for sample in samples if sample["run"] == run]
@@ -111,23 +112,25 @@ def preempt_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
             for name in ("p50_us", "p99_us")
         ]
         share = statistics.median(own["link_share"] for own in figures)
-        yield [run.split()[1], *(f"{value:.2f}" for value in times), f"{share:.1%}"]
+        yield [run.removeprefix("preempt "), *(f"{value:.2f}" for value in times), f"{share:.1%}"]
 
 
 def still_rows(stillness: Sequence[dict[str, float]]) -> Iterable[list[str]]:
-    """How long the machine keeps a thread waiting that never sleeps."""
+    """How long the machine does not run a thread that never sleeps."""
     for when, found in zip(("before the runs", "after"), stillness):
         yield [when, f"{found['still_share']:.1%}", *(f"{found[name]:.2f}" for name in STILL)]
 
 
 def trainer_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
-    """Iterations against the optimum."""
+    """Iteration times compared with the bound."""
     for size in ("2x2", "4x4"):
-        for model in ALL_MODELS:
-            name = f"trainer {model} {size} packet"
+        for model, given in ((model, given) for model in ALL_MODELS for given in ("", RATE_GIVEN)):
+            name = f"trainer {model} {size} packet{given}"
             iteration, bound = median(samples, name, "iteration_ms"), median(samples, name, "bound_ms")
+            if given and iteration is None:
+                continue
             yield [
-                size,
+                size + given,
                 model,
                 shown(median(samples, name, "compute_ms")),
                 shown(bound),
@@ -138,14 +141,14 @@ def trainer_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
 
 
 def mode_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
-    """What each idea is worth."""
+    """The effect of each scheduling mode."""
     for model in ("resnet50", "vgg16"):
         found = [median(samples, f"trainer {model} 2x2 {mode}", "ratio") for mode in MODES]
         yield [model, *(shown(value) for value in found)]
 
 
 def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
-    """docs/performance.md."""
+    """The content of docs/performance.md."""
     medians, samples = medians_of(compared), shaped["samples"]
     machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in compared["machine"].items())
 
@@ -160,10 +163,10 @@ def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
         "SHAPED_COMMIT": shaped["commit"],
         "MACHINE": machine,
         "ROUNDS": str(compared["rounds"]),
-        "TARGETS": table(target_rows(medians), "what", "fptps", "peer", "ratio", "wanted", "copying alone"),
-        "ALL": table(all_rows(medians), "scenario", "who", "MB/s per worker", "CPU s/GB", "p50 us", "p99 us"),
+        "TARGETS": table(target_rows(medians), "figure", "fptps", "peer", "ratio", "target", "copying alone"),
+        "ALL": table(all_rows(medians), "scenario", "system", "MB/s per worker", "CPU s/GB", "p50 us", "p99 us"),
         "LINKS": table(
-            link_rows(samples), "cluster", "of the link", "least to most", "wanted", "CPU s/GB", "against 2x2"
+            link_rows(samples), "cluster", "of the link", "least to most", "target", "CPU s/GB", "against 2x2"
         ),
         "PREEMPT": table(
             preempt_rows(samples), "cluster", "alone p50 ms", "p99 ms", "with bulk p50 ms", "p99 ms", "links full"
@@ -172,7 +175,7 @@ def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
             still_rows(shaped["stillness"]), "idle machine", "stands still", "p99 ms", "p99.9 ms", "longest ms"
         ),
         "TRAINER": table(
-            trainer_rows(samples), "cluster", "model", "compute ms", "bound ms", "iteration ms", "ratio", "wanted"
+            trainer_rows(samples), "cluster", "model", "compute ms", "bound ms", "iteration ms", "ratio", "target"
         ),
         "MODES": table(mode_rows(samples), "model", *MODES),
         "FAILURES": failures(compared),
@@ -183,13 +186,13 @@ def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
 
 
 def failures(compared: dict[str, Any]) -> str:
-    """Who could not be measured, and why."""
+    """The systems that could not be measured, and why."""
     lines = [
-        f"- {scenario}: {who} failed {len(reasons)} times, the last time: {reasons[-1]}"
+        f"- {scenario}: {system} failed {len(reasons)} times, the last time: {reasons[-1]}"
         for scenario, by in compared["failures"].items()
-        for who, reasons in by.items()
+        for system, reasons in by.items()
     ]
-    return "\n".join(lines) or "Nobody failed."
+    return "\n".join(lines) or "No system failed."
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -198,7 +201,7 @@ def failures(compared: dict[str, Any]) -> str:
 @click.option("--docs", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write to.")
 def main(compared: Path, shaped: Path, docs: Path) -> None:
     """Write performance.md and its pictures."""
-    from . import plots  # matplotlib is only there for this
+    from . import plots  # matplotlib is needed for nothing else
 
     loopback, links = json.loads(compared.read_text()), json.loads(shaped.read_text())
     pictures = docs / "performance"

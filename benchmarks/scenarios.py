@@ -1,4 +1,4 @@
-"""What compare.py measures, as data: the scenarios, and the command of everyone who takes part in them."""
+"""The scenarios of compare.py, as data, and the command of each system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 FPTPS: Final = "fptps"
 FPTPS_TCP: Final = "fptps tcp"
-"""The same, kept off shared memory."""
+"""fptps over TCP instead of shared memory."""
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
@@ -24,12 +24,12 @@ PEERS: Final = {
     "iperf3": ("iperf3",),
     "iperf3 bidir": ("iperf3", "--bidir"),
 }
-"""Each one's runner in benchmarks/peers, and the options that only it has."""
+"""Each peer's runner in benchmarks/peers, with the options that only it has."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One size of cluster and of tensors, and who is compared with fptps there."""
+    """Sizes of the cluster and of the tensors, and the peers that fptps is compared with."""
 
     name: str
     workers: int
@@ -38,7 +38,7 @@ class Scenario:
     tensors: int
     peers: tuple[str, ...]
     bench: str = "push_pull"
-    """Of fptps; "kv" is ps-lite's classes."""
+    """The subcommand of `fptps bench`; "kv" measures ps-lite's classes."""
 
 
 STORES: Final = ("mxnet", "mxnet p3")
@@ -48,7 +48,7 @@ SCENARIOS: Final = (
     Scenario("1x1", 1, 1, 4 * MIB, 16, (*STORES, "epoll", "epoll one way", "ring", "iperf3", "iperf3 bidir")),
     Scenario("2x2", 2, 2, 4 * MIB, 16, (*STORES, *REDUCERS)),
     Scenario("4x4", 4, 4, 4 * MIB, 16, (*STORES, *REDUCERS, "epoll", "ring")),
-    # Without servers fptps has as many processes as an all-reduce has.
+    # Without servers fptps has as many processes as an all-reduce.
     Scenario("2x0", 2, 0, 4 * MIB, 16, REDUCERS),
     Scenario("4x0", 4, 0, 4 * MIB, 16, REDUCERS),
     Scenario("1x1 16 KB", 1, 1, 16 * KIB, 16, ("mxnet", "epoll", "ring")),
@@ -64,16 +64,16 @@ SCENARIOS: Final = (
 
 
 def fptps_commands(program: list[str], scenario: Scenario, seconds: float) -> dict[str, list[str]]:
-    """`program` is the command fptps, or what stands in for it."""
+    """fptps's commands, by system. program: the command `fptps`, or a replacement."""
     command = [*program, "bench", scenario.bench, "-n", str(scenario.workers), "-s", str(scenario.servers)]
     command += ["--size", str(scenario.size), "--tensors", str(scenario.tensors), "--seconds", str(seconds)]
     return {FPTPS: [*command, "--json"], FPTPS_TCP: [*command, "--van", "tcp", "--json"]}
 
 
 def peer_command(peer: str, scenario: Scenario, seconds: float) -> list[str]:
-    """Runs in the repository's root."""
+    """A peer's command, to be run in the repository's root."""
     runner, *own = PEERS[peer]
     command = [sys.executable, "-m", f"benchmarks.peers.{runner}", *own, "--workers", str(scenario.workers)]
-    # Who has no servers takes no notice of their number, but none at all is not a number of them.
+    # A peer without servers ignores their number, but 0 is not a valid number.
     command += ["--servers", str(max(scenario.servers, 1)), "--size", str(scenario.size)]
     return [*command, "--tensors", str(scenario.tensors), "--seconds", str(seconds)]

@@ -1,9 +1,11 @@
-"""fptps on links of 1 Gbit/s: how full they get, what urgent tensors take, how near to the optimum training comes; and
-what the machine itself allows: how still it stands, and iperf3 on the same links.
+"""Measures fptps on links of 1 Gbit/s: use of the links, latency of urgent tensors, iteration times against the bound.
 
-python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 10 minutes
+It also measures the machine's limits: stalls of the CPU, and iperf3 on the same links.
 
-Every run is a cluster of real processes in benchmarks.testbed's network; docs/testbed.md says how to read "sends".
+python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 15 minutes
+
+Every run is a cluster of real processes in benchmarks.testbed's network, started as a user starts it; in the runs named
+"rate given" alone, FPTPS_LINK_RATE is set on each node. docs/testbed.md says how to read "sends".
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -25,11 +27,13 @@ from tqdm import tqdm
 from . import stillness, summary
 from .compare import ROOT, commit, machine
 from .testbed import TestBed, why_not
-from .testbed.usage import use_of
+from .testbed.usage import thinned, use_of
 
 RATE: Final = "1gbit"
 ROUNDS: Final = 3
-"""How often everything runs."""
+"""Number of times that everything is run."""
+RATE_GIVEN: Final = ", rate given"
+"""Suffix of the names of runs whose nodes have FPTPS_LINK_RATE."""
 PROFILES: Final = ROOT / "benchmarks" / "profiles"
 
 
@@ -41,17 +45,21 @@ class Run:
     workers: int
     servers: int
     arguments: tuple[str, ...]
-    """Of `python -m`. "@worker:1" stands for that node's address."""
+    """Arguments of `python -m`. "@worker:1" is replaced by that node's address."""
+    rate_given: bool = False
+    """Whether FPTPS_LINK_RATE is set on each node."""
 
 
 def bench(*arguments: str) -> tuple[str, ...]:
-    """fptps's own."""
+    """The arguments of a benchmark of fptps."""
     return ("fptps", "bench", *arguments, "--json")
 
 
 def trainer(model: str, workers: int, servers: int, mode: str = "packet") -> Run:
-    """A simulated trainer with tensors of a tenth of their size, as 10 Gbit/s would be at full size."""
-    arguments = bench("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--mode", mode)
+    """A simulated trainer. Tensors have a tenth of their size, so that 1 Gbit/s acts like 10 Gbit/s."""
+    arguments = bench("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--link", RATE)
+    if mode != "packet":
+        arguments += ("--mode", mode)
     return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments)
 
 
@@ -61,30 +69,39 @@ def push_pull(workers: int, servers: int) -> Run:
 
 
 def preempt(workers: int, servers: int) -> Run:
-    """One urgent tensor of 16 KiB after the other, alone and with bulk under way."""
-    return Run(f"preempt {workers}x{servers}", workers, servers, bench("preempt"))
+    """Successive urgent tensors of 16 KiB, alone and with bulk in flight."""
+    return Run(f"preempt {workers}x{servers}", workers, servers, bench("preempt", "--link", RATE))
+
+
+def with_rate_given(run: Run) -> Run:
+    """The same run with the link's rate set on every node, as if a network card reported it."""
+    return replace(run, name=f"{run.name}{RATE_GIVEN}", rate_given=True)
 
 
 def iperf3() -> Run:
-    """What the bytes alone cost: one stream each way between two nodes."""
+    """The cost of the bytes alone: one stream each way between two nodes."""
     arguments = ("benchmarks.peers.iperf3", "--bidir", "--seconds", "4", "--between", "@worker:1")
     return Run("iperf3", 2, 0, arguments)
 
 
 SIZES: Final = ((1, 1), (2, 2), (4, 4), (8, 8))
+PREEMPT_SIZES: Final = ((1, 1), (4, 1), (4, 4))
 ALL_MODELS: Final = ("resnet50", "vgg16", "alexnet", "bert_base")
 RUNS: Final = (
     *(push_pull(*size) for size in SIZES),
     iperf3(),
-    *(preempt(*size) for size in ((1, 1), (4, 1), (4, 4))),
+    *(preempt(*size) for size in PREEMPT_SIZES),
     *(trainer(model, *size) for size in ((2, 2), (4, 4)) for model in ALL_MODELS),
     *(trainer(model, 2, 2, mode) for mode in ("message", "partitioned", "fifo") for model in ("resnet50", "vgg16")),
+    *(with_rate_given(push_pull(*size)) for size in ((2, 2), (4, 4))),
+    *(with_rate_given(preempt(*size)) for size in PREEMPT_SIZES),
+    *(with_rate_given(trainer(model, 2, 2)) for model in ALL_MODELS),
 )
 
 
 @dataclass
 class Shaped:
-    """All that is measured, and becomes the JSON file."""
+    """All measurements: the content of the JSON file."""
 
     date: str
     machine: dict[str, Any]
@@ -93,28 +110,29 @@ class Shaped:
     stillness: list[dict[str, float]] = field(default_factory=list)
     """Before and after the runs; see stillness.py."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """run, command, figures, use (the mean use of each link while in use) and link (seconds, bytes that
-    worker 0 has sent)."""
+    """run, environment (variables beside those of `fptps run`), command, figures, use (the mean use of each
+    link while in use) and link (seconds, bytes that worker 0 has sent)."""
 
     def write(self, path: Path) -> None:
-        """All that is there by now."""
+        """Writes all samples so far."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def sample(run: Run) -> dict[str, Any]:
-    """Runs it once."""
+    """Runs it once; returns the sample."""
     out, err = io.StringIO(), io.StringIO()
-    with TestBed(run.workers, run.servers, RATE) as bed:
+    with TestBed(run.workers, run.servers, RATE, give_rates=run.rate_given) as bed:
         arguments = [bed.address(each[1:]) if each.startswith("@") else each for each in run.arguments]
         command = [sys.executable, "-m", *arguments]
-        code = bed.run(command, {"FPTPS_LINK_RATE": RATE}, out=out, err=err)
-        samples = list(bed.samples)
+        code = bed.run(command, out=out, err=err)
+        samples = thinned(bed.record.samples)
     if code != 0:
         raise click.ClickException(f"{run.name}: exit code {code}: {err.getvalue()[-2000:]}")
     return {
         "run": run.name,
         "workers": run.workers,
         "servers": run.servers,
+        "environment": {"FPTPS_LINK_RATE": RATE} if run.rate_given else {},
         "command": " ".join(["python", "-m", *arguments]).replace(f"{ROOT}/", ""),
         "figures": last_json(out.getvalue()),
         "use": {str(link): round(use_of(samples, link).mean_use, 4) for link in samples[-1].rates},
@@ -169,7 +187,7 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
 
 
 def brief(figures: dict[str, Any]) -> str:
-    """The figures that say most."""
+    """The most important figures."""
     wanted = ("goodput_mb_s_per_worker", "cpu_s_per_gb", "alone", "with_bulk", "link_share", "iteration_ms", "ratio")
     return "  ".join(f"{name} {figures[name]}" for name in wanted if figures.get(name) is not None)
 

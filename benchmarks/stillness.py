@@ -1,9 +1,9 @@
-"""How long the machine keeps a thread waiting that never sleeps: what no program's latency can be better than.
+"""Measures how long the machine does not run a thread that never sleeps: a lower bound on the latency of any program.
 
 python -m benchmarks.stillness
 
-Under a hypervisor the cores themselves stand still at times, and there is the kernel's own work. One process on each
-core reads the clock as fast as it can; where two readings lie far apart, it did not run.
+A hypervisor may stop a core, and the kernel has its own work. One process on each core reads the clock in a loop;
+between two readings that are far apart it did not run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 SECONDS: Final = 2.0
 GAP_S: Final = 50e-6
-"""Two readings that lie further apart than this have a gap between them."""
+"""A longer time between two readings is a gap."""
 
 
 def gaps(core: int, seconds: float = SECONDS) -> list[float]:
@@ -36,9 +36,9 @@ def gaps(core: int, seconds: float = SECONDS) -> list[float]:
 
 
 def waits(found: Sequence[float], seconds: float, share: float) -> float:
-    """What a thread that becomes ready at a moment of chance waits at most, in `share` of all cases, in seconds.
+    """The quantile `share` of the seconds that a thread waits if it becomes ready at a random moment.
 
-    A wait of more than w begins in all but the last w of each gap that is longer.
+    It waits longer than w if it becomes ready within a gap, more than w before the end of the gap.
     """
     low, high = 0.0, max(found, default=0.0)
     for _ in range(60):
@@ -51,7 +51,7 @@ def waits(found: Sequence[float], seconds: float, share: float) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Of all cores together."""
+    """The gaps of all cores together."""
     cores = sorted(os.sched_getaffinity(0))
     with ProcessPoolExecutor(len(cores), get_context("spawn")) as pool:
         found = [gap for each in pool.map(gaps, cores) for gap in each]

@@ -9,18 +9,19 @@ import (
 	"fptps/gocore/wire"
 )
 
-// BlockValues is the number of values in a block of codes of so many bits.
+// BlockValues is the number of values in a block, for codes of the given width.
 func BlockValues(bits int64) (n int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	if err := width(bits); err != nil {
 		return 0, err
 	}
 	return int64(codec.Values(int(bits))), nil
 }
 
-// Quantise writes n float32s as blocks of codes. stated is the range as the bits of a float32, 0 to take each block's own.
+// Quantise encodes n float32s as blocks of codes. stated is the range, as the bits of a float32; with 0 each block uses its
+// largest magnitude.
 func Quantise(blocks uintptr, blockBytes int64, values uintptr, n, bits, stated, seed int64) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	dst, src, err := quantised(blocks, blockBytes, values, n, bits)
 	if err != nil {
 		return 0, err
@@ -29,9 +30,9 @@ func Quantise(blocks uintptr, blockBytes int64, values uintptr, n, bits, stated,
 	return 0, nil
 }
 
-// Dequantise writes the n values of blocks of codes as float32s.
+// Dequantise decodes blocks of codes to n float32s.
 func Dequantise(blocks uintptr, blockBytes int64, values uintptr, n, bits int64) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	src, dst, err := quantised(blocks, blockBytes, values, n, bits)
 	if err != nil {
 		return 0, err
@@ -40,13 +41,13 @@ func Dequantise(blocks uintptr, blockBytes int64, values uintptr, n, bits int64)
 	return 0, nil
 }
 
-// quantised finds blocks and values in the caller's memory, which have to be of one size.
+// quantised returns the caller's arrays of blocks and values, after checking that their sizes match.
 func quantised(blocks uintptr, blockBytes int64, values uintptr, n, bits int64) ([]byte, []float32, error) {
 	if err := width(bits); err != nil {
 		return nil, nil, err
 	}
 	if n <= 0 || blockBytes != int64(codec.Bytes(int(bits), int(n))) {
-		return nil, nil, fault.New(fault.Value, "%d values are not in %d bytes of %d-bit codes", n, blockBytes, bits)
+		return nil, nil, fault.New(fault.Value, "%d values do not fit %d bytes of %d-bit codes", n, blockBytes, bits)
 	}
 	return memory[byte](blocks, blockBytes), memory[float32](values, n), nil
 }

@@ -8,9 +8,9 @@ import (
 	"fptps/gocore/store"
 )
 
-// CheckOptimizer raises what SetOptimizer would, and does nothing.
+// CheckOptimizer returns the error that SetOptimizer would, without an effect.
 func CheckOptimizer(h int64, keys, rule string) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	worker, list, err := workerAndKeys(h, keys)
 	if err != nil {
 		return 0, err
@@ -21,27 +21,24 @@ func CheckOptimizer(h int64, keys, rule string) (zero int64, err error) {
 	return 0, worker.MayRule(list)
 }
 
-// SetOptimizer gives the aggregators of keys, a JSON array or "null" for all, an optimiser (store.Rule as JSON).
-func SetOptimizer(h int64, keys, rule string) (ticket int64, err error) {
-	defer failed(&err)
-	worker, list, err := workerAndKeys(h, keys)
-	if err != nil {
-		return 0, err
-	}
+// SetOptimizer sets the optimiser of keys on their aggregators. keys is a JSON array, or "null" for all keys; rule is a
+// store.Rule as JSON.
+func SetOptimizer(h, ticket int64, keys, rule string) (zero int64, err error) {
+	defer encodeError(&err)
 	parsed, err := store.ParseRule([]byte(rule))
 	if err != nil {
 		return 0, err
 	}
-	set, err := worker.SetRule(list, parsed)
+	list, err := keysOf(keys)
 	if err != nil {
 		return 0, err
 	}
-	return set.ID, nil
+	return operate(h, ticket, func(w *kv.Worker) (*kv.Ticket, error) { return w.SetRule(list, parsed) })
 }
 
-// SetLearningRate changes the learning rate of keys, as for SetOptimizer, from rank 0's next push on.
+// SetLearningRate sets the learning rate of keys (as in SetOptimizer) from rank 0's next push on.
 func SetLearningRate(h int64, keys string, rate float64) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	worker, list, err := workerAndKeys(h, keys)
 	if err != nil {
 		return 0, err
@@ -50,13 +47,26 @@ func SetLearningRate(h int64, keys string, rate float64) (zero int64, err error)
 }
 
 func workerAndKeys(h int64, keys string) (*kv.Worker, []uint64, error) {
-	worker, err := workerOf(h)
+	_, worker, err := workerOf(h)
 	if err != nil {
 		return nil, nil, err
 	}
-	var list []uint64
-	if err := json.Unmarshal([]byte(keys), &list); err != nil {
-		return nil, nil, fault.New(fault.Value, "keys %s: a list of keys is expected", keys)
+	list, err := keysOf(keys)
+	return worker, list, err
+}
+
+// keysOf parses a JSON array of keys; nil for "null".
+func keysOf(keys string) ([]uint64, error) {
+	var numbers []int64 // as in the other calls: a uint64, bit by bit
+	if err := json.Unmarshal([]byte(keys), &numbers); err != nil {
+		return nil, fault.New(fault.Value, "keys %s: a list of keys is expected", keys)
 	}
-	return worker, list, nil
+	var list []uint64
+	if numbers != nil {
+		list = make([]uint64, len(numbers))
+	}
+	for i, number := range numbers {
+		list[i] = uint64(number)
+	}
+	return list, nil
 }

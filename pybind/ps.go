@@ -13,19 +13,18 @@ import (
 	"fptps/gocore/wire"
 )
 
-// app is a customer that Python has opened, and the values of the event that it was
-// told of last.
+// app is a customer that Python has opened, with the last event that PSNext returned.
 type app struct {
 	*ps.Customer
-	mu   sync.Mutex
-	kept ps.KVs
-	told ps.Event // that kept is of
+	mu        sync.Mutex
+	lastKVs   ps.KVs
+	lastEvent ps.Event // the event of lastKVs
 }
 
-// OpenPS is Open for a program of ps-lite's classes: it is the program that ends a
-// server or the scheduler, too. customer is the one that starts the process's node.
-func OpenPS(options string, customer int64) (h int64, err error) {
-	defer failed(&err)
+// OpenPS is Open for a program that uses fptps.ps, which itself ends a server or the
+// scheduler. customer is the number of the customer that starts the process's node.
+func OpenPS(h int64, options string, customer int64) (zero int64, err error) {
+	defer encodeError(&err)
 	c, err := node.ParseOptions(options)
 	if err != nil {
 		return 0, err
@@ -34,36 +33,37 @@ func OpenPS(options string, customer int64) (h int64, err error) {
 		return 0, fault.New(fault.Config, "fptps.ps needs a cluster: set DMLC_ROLE, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and DMLC_NUM_SERVER, or start all with `fptps run`")
 	}
 	c.PS, c.Customer = true, int(customer)
-	return open(c), nil
+	open(h, c)
+	return 0, nil
 }
 
-// PSEnter has another customer of the process ask for a place in the cluster.
-func PSEnter(h, customer int64) (ticket int64, err error) {
-	defer failed(&err)
+// PSEnter joins another customer of the process to the cluster.
+func PSEnter(h, ticket, customer int64) (zero int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
 	}
-	return found.node.Enter(int(customer)).ID, nil
+	return found.number(found.node.Enter(int(customer)), ticket)
 }
 
-// PSBarrier waits for a group of nodes.
-func PSBarrier(h, customer, group int64) (ticket int64, err error) {
-	defer failed(&err)
+// PSBarrier is a barrier of a group of nodes.
+func PSBarrier(h, ticket, customer, group int64) (zero int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
 	}
-	barrier, err := found.node.Meet(int(customer), int(group))
+	barrier, err := found.node.CustomerBarrier(int(customer), int(group))
 	if err != nil {
 		return 0, err
 	}
-	return barrier.ID, nil
+	return found.number(barrier, ticket)
 }
 
-// PSPlace tells the ids of all nodes, as JSON.
+// PSPlace returns the ids of all nodes, as JSON.
 func PSPlace(h int64) (place string, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return "", err
@@ -73,7 +73,7 @@ func PSPlace(h int64) (place string, err error) {
 
 // PSCustomer opens a customer of an app.
 func PSCustomer(h, number, customer int64) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
@@ -88,9 +88,9 @@ func PSCustomer(h, number, customer int64) (zero int64, err error) {
 	return 0, nil
 }
 
-// PSSum has a customer's requests answered by ps-lite's default handle, in the core.
+// PSSum serves a customer's requests by ps-lite's default handle, in the core.
 func PSSum(h, number, customer int64) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
@@ -99,9 +99,9 @@ func PSSum(h, number, customer int64) (zero int64, err error) {
 	return 0, nil
 }
 
-// PSClose ends a customer: messages for it are dropped.
+// PSClose closes a customer: later messages to it are dropped.
 func PSClose(h, number, customer int64) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
@@ -126,7 +126,7 @@ func findApp(h, number, customer int64) (*app, error) {
 	return nil, fault.New(fault.Closed, "app %d is closed", number)
 }
 
-// event is what PSNext tells.
+// event is the JSON that PSNext returns.
 type event struct {
 	Kind      string `json:"kind"` // request, response or result
 	Peer      int    `json:"peer"`
@@ -144,13 +144,13 @@ type event struct {
 	DType     int    `json:"dtype"`
 	Lens      int    `json:"lens"`
 	Landed    bool   `json:"landed"` // of a result: the values are in the caller's array
-	Error     string `json:"error"`  // of a result: code and text
+	Error     string `json:"error"`  // of a result: as encode gives it
 }
 
-// PSNext waits at most ms milliseconds for a customer's next event, and tells it as
-// JSON; "" when there is none. Its keys, values and lens PSTake copies.
-func PSNext(h, number, customer, ms int64) (told string, err error) {
-	defer failed(&err)
+// PSNext waits at most ms milliseconds for a customer's next event, and returns it as JSON;
+// "" after the timeout. PSTake copies its keys, values and lens.
+func PSNext(h, number, customer, ms int64) (text string, err error) {
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return "", err
@@ -171,16 +171,16 @@ func PSNext(h, number, customer, ms int64) (told string, err error) {
 	}
 	out.count(&kept)
 	a.mu.Lock()
-	a.kept, a.told = kept, e
+	a.lastKVs, a.lastEvent = kept, e
 	a.mu.Unlock()
 	return marshal(out)
 }
 
-// resultOf is the end of a request, and its values, but for those that are the caller's already.
+// resultOf converts the end of a request, with its values.
 func resultOf(r *ps.Result) (event, ps.KVs) {
-	e, k := event{Kind: "result", Timestamp: r.Timestamp, Landed: r.Landed}, r.KVs
+	e, k := event{Kind: "result", Timestamp: r.Timestamp, Landed: r.InPlace}, r.KVs
 	if r.Err != nil {
-		e.Error = string(fault.CodeOf(r.Err)) + ": " + strings.ToValidUTF8(r.Err.Error(), "?")
+		e.Error = errorText(r.Err)
 	}
 	return e, k
 }
@@ -192,38 +192,38 @@ func (e *event) count(k *ps.KVs) {
 func eventOf(kind string, m *ps.Message) event {
 	return event{
 		Kind: kind, Peer: m.Peer, Customer: m.Customer, Timestamp: m.Timestamp, Head: m.Head, Simple: m.Simple,
-		Push: m.Push, Pull: m.Pull, Priority: m.Priority, Life: m.Life, Body: m.Body,
+		Push: m.Push, Pull: m.Pull, Priority: m.Priority, Life: m.PeerDeaths, Body: m.Body,
 	}
 }
 
-// PSTake copies keys, values and lens of the event that PSNext told last to arrays of
-// the sizes that it told; a pointer of 0 leaves them out.
+// PSTake copies keys, values and lens of the last event of PSNext to arrays of the sizes in
+// that event; a pointer of 0 skips an array.
 func PSTake(h, number, customer int64, keys, values, lens uintptr) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
 	}
 	a.mu.Lock()
-	k, e := a.kept, a.told
-	a.kept, a.told = ps.KVs{}, ps.Event{}
+	k, e := a.lastKVs, a.lastEvent
+	a.lastKVs, a.lastEvent = ps.KVs{}, ps.Event{}
 	a.mu.Unlock()
 	copy(memory[uint64](keys, int64(len(k.Keys))), k.Keys)
-	give(&k, values, lens)
+	copyOut(&k, values, lens)
 	a.Done(e)
 	return 0, nil
 }
 
-// give copies values and lens to arrays of the caller's.
-func give(k *ps.KVs, values, lens uintptr) {
+// copyOut copies values and lens to the caller's arrays.
+func copyOut(k *ps.KVs, values, lens uintptr) {
 	copy(memory[byte](values, int64(len(k.Vals))), k.Vals)
 	copy(memory[int32](lens, int64(len(k.Lens))), k.Lens)
 }
 
-// PSWait waits at most ms milliseconds for the end of an awaited request: 0, it has not ended; 1, it has, and there is
-// nothing to tell; 2, PSResult tells.
+// PSWait waits at most ms milliseconds for the end of an awaited request. It returns 0 if the request has not ended, 1 if it
+// has succeeded without data to read, and 2 if PSResult has its result.
 func PSWait(h, number, customer, timestamp, ms int64) (state int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
@@ -237,9 +237,9 @@ func PSWait(h, number, customer, timestamp, ms int64) (state int64, err error) {
 	return 0, nil
 }
 
-// PSResult tells, as JSON, how an awaited request has ended; "" once PSFill has been called.
-func PSResult(h, number, customer, timestamp int64) (told string, err error) {
-	defer failed(&err)
+// PSResult returns the result of an awaited request, as JSON; "" after PSFill.
+func PSResult(h, number, customer, timestamp int64) (text string, err error) {
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return "", err
@@ -253,22 +253,22 @@ func PSResult(h, number, customer, timestamp int64) (told string, err error) {
 	return marshal(out)
 }
 
-// PSFill copies the values and lens of an awaited request that has ended to arrays of the sizes that PSResult told,
-// and forgets it; a pointer of 0 leaves them out.
+// PSFill copies the values and lens of an awaited request to arrays of the sizes in PSResult, and forgets the result; a
+// pointer of 0 skips an array.
 func PSFill(h, number, customer, timestamp int64, values, lens uintptr) (zero int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
 	}
 	if r, _ := a.Wait(int32(timestamp), 0); r != nil {
-		give(&r.KVs, values, lens)
+		copyOut(&r.KVs, values, lens)
 		a.Forget(r)
 	}
 	return 0, nil
 }
 
-// kvs are the caller's arrays; the values stay its memory.
+// kvs makes KVs from the caller's arrays. It copies keys and lens, not the values.
 func kvs(dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64) ps.KVs {
 	k := ps.KVs{Keys: append([]uint64(nil), memory[uint64](keys, count)...), Vals: memory[byte](values, bytes), DType: dtypeOf(dtype)}
 	if lens != 0 {
@@ -277,8 +277,8 @@ func kvs(dtype int64, keys uintptr, count int64, values uintptr, bytes int64, le
 	return k
 }
 
-// fits tells whether numbers from Python are 32 bits.
-func fits(numbers ...int64) error {
+// check32Bits returns an error unless all numbers fit 32 bits.
+func check32Bits(numbers ...int64) error {
 	for _, n := range numbers {
 		if n < math.MinInt32 || n > math.MaxInt32 {
 			return fault.New(fault.Value, "%d: 32 bits are expected", n)
@@ -287,30 +287,30 @@ func fits(numbers ...int64) error {
 	return nil
 }
 
-// PSRequest sends a simple request to a node or a group, and names it.
+// PSRequest sends a simple request to a node or a group, and returns its timestamp.
 func PSRequest(h, number, customer, head int64, body uintptr, bytes, to int64) (timestamp int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
 	}
-	if err := fits(head, to); err != nil {
+	if err := check32Bits(head, to); err != nil {
 		return 0, err
 	}
 	ts, err := ps.SimpleApp{Customer: a.Customer}.Request(int32(head), append([]byte(nil), memory[byte](body, bytes)...), int(to))
 	return int64(ts), err
 }
 
-// PSExchange pushes (flag 1), pulls (flag 2) or both, and names the request; with flag 4 its end is awaited by PSWait,
-// else PSNext tells it. The arrays are not used after the return, but out, unless that is 0: it may be filled until the
-// request has ended.
+// PSExchange pushes (flag 1), pulls (flag 2) or both, and returns the timestamp of the request. With flag 4 PSWait reports its
+// end, else PSNext. The arrays are not used after the return, except out: if it is not 0, it may be written until the request
+// has ended.
 func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64, out uintptr, length int64) (timestamp int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return 0, err
 	}
-	if err := fits(command, priority); err != nil {
+	if err := check32Bits(command, priority); err != nil {
 		return 0, err
 	}
 	worker := ps.KVWorker{Customer: a.Customer}
@@ -321,15 +321,15 @@ func PSExchange(h, number, customer, flags, command, priority, dtype int64, keys
 	case 2:
 		exchange = worker.Pull
 	}
-	end := ps.Ending{Out: memory[byte](out, length), Awaited: flags&4 != 0}
+	end := ps.Completion{Out: memory[byte](out, length), Awaited: flags&4 != 0}
 	ts, err := exchange(kvs(dtype, keys, count, values, bytes, lens, lengths), end, int32(command), int32(priority))
 	return int64(ts), err
 }
 
-// PSRespond answers a request, which its event in JSON names.
+// PSRespond answers a request, which to identifies by its event in JSON.
 func PSRespond(h, number, customer int64, to string, body uintptr, length, dtype int64, keys uintptr, count int64, values uintptr, bytes int64, lens uintptr, lengths int64) (zero int64, err error) {
-	defer failed(&err)
-	a, request, err := asker(h, number, customer, to)
+	defer encodeError(&err)
+	a, request, err := requestOf(h, number, customer, to)
 	if err != nil {
 		return 0, err
 	}
@@ -341,33 +341,33 @@ func PSRespond(h, number, customer int64, to string, body uintptr, length, dtype
 
 // PSFail answers a request with an error.
 func PSFail(h, number, customer int64, to, why string) (zero int64, err error) {
-	defer failed(&err)
-	a, request, err := asker(h, number, customer, to)
+	defer encodeError(&err)
+	a, request, err := requestOf(h, number, customer, to)
 	if err != nil {
 		return 0, err
 	}
 	return 0, a.Fail(request, why)
 }
 
-// asker finds the request that an answer is for.
-func asker(h, number, customer int64, to string) (*app, *ps.Message, error) {
+// requestOf decodes the request that an answer is for.
+func requestOf(h, number, customer int64, to string) (*app, *ps.Message, error) {
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return nil, nil, err
 	}
 	var e event
 	if err := json.Unmarshal([]byte(to), &e); err != nil {
-		return nil, nil, fault.New(fault.Value, "no request: %v", err)
+		return nil, nil, fault.New(fault.Value, "not a request: %v", err)
 	}
 	return a, &ps.Message{
 		Peer: e.Peer, App: int32(number), Customer: e.Customer, Timestamp: e.Timestamp, Head: e.Head, Simple: e.Simple,
-		Push: e.Push, Pull: e.Pull, Priority: e.Priority, Life: e.Life,
+		Push: e.Push, Pull: e.Pull, Priority: e.Priority, PeerDeaths: e.Life,
 	}, nil
 }
 
-// PSMissing names who has not answered a request, "server 0, server 1".
+// PSMissing names the nodes that have not answered a request, "server 0, server 1".
 func PSMissing(h, number, customer, timestamp int64) (names string, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	a, err := findApp(h, number, customer)
 	if err != nil {
 		return "", err
@@ -375,9 +375,9 @@ func PSMissing(h, number, customer, timestamp int64) (names string, err error) {
 	return strings.Join(a.Missing(int32(timestamp)), ", "), nil
 }
 
-// PSBounds gives the first key of each server and the end of the last, as JSON.
+// PSBounds returns the first key of each server, and the end of the last range, as JSON.
 func PSBounds(servers int64) (bounds string, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	if servers < 1 || servers > int64(wire.MaxWorkers) {
 		return "", fault.New(fault.Value, "%d servers", servers)
 	}

@@ -1,24 +1,23 @@
-// Package pybind is what Python calls, through gopy: handles, integers, texts and
-// pointers, nothing else. Errors carry their code in front ("fptps:busy: ..."),
-// which python/fptps/errors.py maps to a class. No call blocks but Wait, and Wait
-// no longer than it is told. No panic leaves a function of this package.
+// Package pybind is the API that Python calls through gopy. It consists of handles,
+// integers, strings and pointers. An error's text begins with its code and what it is about
+// (`fptps:busy{"key":7}: ...`): python/fptps/errors.py makes exceptions of them. Only calls with a timeout in milliseconds
+// block. No panic leaves a function of this package.
 package pybind
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
 	"fptps/gocore/node"
-	"fptps/gocore/wire"
 )
 
 // handle is a node that Python has opened.
@@ -30,11 +29,10 @@ type handle struct {
 
 var handles struct {
 	sync.Mutex
-	last int64
 	open map[int64]*handle
 }
 
-// find gives the node of a handle.
+// find returns the node of a handle.
 func find(h int64) (*handle, error) {
 	handles.Lock()
 	defer handles.Unlock()
@@ -44,208 +42,141 @@ func find(h int64) (*handle, error) {
 	return nil, fault.New(fault.Closed, "the worker is closed: open another one")
 }
 
-// failed gives err the form that Python understands; a panic becomes an error.
-func failed(err *error) {
+// encodeError puts the code in front of err, for Python. It converts a panic to an error.
+func encodeError(err *error) {
 	if r := recover(); r != nil {
 		*err = fault.New(fault.Internal, "panic: %v\n%s", r, debug.Stack())
 	}
 	if *err != nil {
-		*err = fmt.Errorf("fptps:%s: %w", fault.CodeOf(*err), *err)
+		*err = errors.New(errorText(*err))
 	}
 }
 
-// version is set by setup.py as it links.
+// errorText is an error for Python: its code, what it is about as JSON, and its text; "" for nil.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	about, _ := json.Marshal(fault.AboutOf(err))
+	return fmt.Sprintf("fptps:%s%s: %s", fault.CodeOf(err), about, strings.ToValidUTF8(err.Error(), "?"))
+}
+
+// version is set by setup.py at link time.
 var version = "unknown"
 
-// Version is the version of the core, which has to be that of the Python package.
+// Version is the version of the core, which must equal that of the Python package.
 func Version() string { return version }
 
-// Open starts a node with settings in a JSON object of texts, named as in the
-// environment. It returns at once with a handle; Life tells how it goes on.
-func Open(options string) (h int64, err error) {
-	defer failed(&err)
+// Open starts a node with the handle h, which must be unused. options is a JSON object of
+// strings, with the names of the environment variables. Open returns at once; Joined
+// reports how the node proceeds.
+func Open(h int64, options string) (zero int64, err error) {
+	defer encodeError(&err)
 	c, err := node.ParseOptions(options)
 	if err != nil {
 		return 0, err
 	}
-	return open(c), nil
+	open(h, c)
+	return 0, nil
 }
 
-func open(c node.Config) int64 {
+func open(h int64, c node.Config) {
 	opened := &handle{node: node.Open(c), notify: -1, apps: map[[2]int64]*app{}}
 	handles.Lock()
 	defer handles.Unlock()
 	if handles.open == nil {
 		handles.open = map[int64]*handle{}
 	}
-	handles.last++
-	handles.open[handles.last] = opened
-	return handles.last
+	handles.open[h] = opened
 }
 
-// Joined is the ticket of a worker's joining; for a server or the scheduler, of
-// its whole life.
-func Joined(h int64) (ticket int64, err error) {
-	defer failed(&err)
+// number assigns to a ticket the number that Python has chosen for it.
+func (found *handle) number(ticket *kv.Ticket, number int64) (zero int64, err error) {
+	return 0, found.node.Tickets.Number(ticket, number)
+}
+
+// Joined assigns the number ticket to the ticket of a worker's joining; for a server or the
+// scheduler to that of its whole life.
+func Joined(h, ticket int64) (zero int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
 	}
-	return found.node.Life().ID, nil
+	return found.number(found.node.Life(), ticket)
 }
 
-// Wait waits at most ms milliseconds for a ticket: 1 when it has ended well, 0 when
-// it has not ended, an error when it failed. A ticket that has ended is forgotten.
-func Wait(h, ticket, ms int64) (done int64, err error) {
-	defer failed(&err)
+// The states of a ticket, as Wait returns them.
+const (
+	underWay = iota
+	succeeded
+	broken  // Failure has the error
+	unknown // no ticket has the number, or its end was noted
+)
+
+// Wait waits at most ms milliseconds for a ticket, and returns its state.
+func Wait(h, ticket, ms int64) (state int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
 	}
-	ended, err := found.node.Tickets.Wait(ticket, time.Duration(ms)*time.Millisecond)
-	if ended {
-		done = 1
+	waited := found.node.Tickets.Find(ticket)
+	if waited == nil {
+		return unknown, nil
 	}
-	return done, err
+	switch done, err := waited.Wait(time.Duration(ms) * time.Millisecond); {
+	case err != nil:
+		return broken, nil
+	case done:
+		return succeeded, nil
+	}
+	return underWay, nil
 }
 
-// Reap gives a ticket that has ended and that nobody has waited for, each once; 0
-// when there is none. How it ended Wait will tell.
-func Reap(h int64) (ticket int64, err error) {
-	defer failed(&err)
-	found, err := find(h)
-	if err != nil {
-		return 0, err
-	}
-	return found.node.Tickets.Reap(), nil
-}
-
-// Explain says in one line what a ticket waits for, "" if it has ended.
-func Explain(h, ticket int64) (text string, err error) {
-	defer failed(&err)
+// Failure returns the error of a failed ticket, with its code in front; "" for any other ticket.
+func Failure(h, ticket int64) (text string, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return "", err
 	}
-	return found.node.Tickets.Explain(ticket), nil
-}
-
-// workerOf gives the store of a handle's worker.
-func workerOf(h int64) (*kv.Worker, error) {
-	found, err := find(h)
-	if err != nil {
-		return nil, err
+	if waited := found.node.Tickets.Find(ticket); waited != nil && waited.Done() {
+		_, failure := waited.Wait(0)
+		return errorText(failure), nil
 	}
-	return found.node.Worker()
+	return "", nil
 }
 
-// operate runs an operation of a worker's store and gives its ticket.
-func operate(h, key int64, f func(*kv.Worker) (*kv.Ticket, error)) (int64, error) {
+// Ended marks the end of ticket noted (0: none) as noted, and returns another ended ticket that is not noted; 0 if there is
+// none.
+func Ended(h, noted int64) (ticket int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
 	}
-	if key < 0 {
-		return 0, fault.New(fault.Value, "key %d: a key is 0 or more", key)
-	}
-	worker, err := found.node.Worker()
+	return found.node.Tickets.Ended(noted), nil
+}
+
+// Explain returns the error of a wait for a ticket that ends now, as Failure does; "" if the ticket has ended.
+func Explain(h, ticket int64) (text string, err error) {
+	defer encodeError(&err)
+	found, err := find(h)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
-	ticket, err := f(worker)
-	if err != nil {
-		return 0, err
+	if waited := found.node.Tickets.Find(ticket); waited != nil {
+		if waiting := waited.Explain(); waiting.Text != "" {
+			return errorText(fault.New(fault.Timeout, "%s", waiting.Text).With(waiting.About)), nil
+		}
 	}
-	return ticket.ID, nil
-}
-
-// memory is the caller's array of count elements. Python keeps it alive until the
-// call, or its ticket, has ended.
-func memory[T any](pointer uintptr, count int64) []T {
-	if pointer == 0 || count <= 0 {
-		return nil
-	}
-	// The address comes from numpy, not from Go's heap, so that no collector moves it.
-	return unsafe.Slice((*T)(*(*unsafe.Pointer)(unsafe.Pointer(&pointer))), count)
-}
-
-// dtypeOf checks an element type as it comes from Python; what it does not fit in
-// becomes one that nothing accepts.
-func dtypeOf(dtype int64) wire.DType {
-	if dtype != int64(uint8(dtype)) {
-		return 0
-	}
-	return wire.DType(dtype)
-}
-
-// policyOf checks a consistency as it comes from Python; what it does not fit in becomes one that nothing accepts.
-func policyOf(policy int64) wire.Policy {
-	if policy != int64(uint16(policy)) {
-		return wire.Async - 1
-	}
-	return wire.Policy(policy)
-}
-
-// asked checks an operation and a priority as they come from Python.
-func asked(op, priority int64) (wire.Op, int32, error) {
-	if op != int64(wire.OpSum) && op != int64(wire.OpMean) {
-		return 0, 0, fault.New(fault.Value, "operation %d: 0 (sum) or 1 (mean) is expected", op)
-	}
-	if priority != int64(int32(priority)) {
-		return 0, 0, fault.New(fault.Value, "priority %d: 32 bits are expected, -2147483648 to 2147483647", priority)
-	}
-	return wire.Op(op), int32(priority), nil
-}
-
-// Init declares a key and gives every worker rank 0's values. policy is the number of its consistency.
-func Init(h, key, dtype, policy int64, pointer uintptr, bytes int64) (ticket int64, err error) {
-	defer failed(&err)
-	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Init(uint64(key), dtypeOf(dtype), policyOf(policy), memory[byte](pointer, bytes))
-	})
-}
-
-// Push contributes an array to the next round of key.
-func Push(h, key, dtype int64, pointer uintptr, bytes, op, priority int64) (ticket int64, err error) {
-	defer failed(&err)
-	o, p, err := asked(op, priority)
-	if err != nil {
-		return 0, err
-	}
-	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Push(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes), o, p)
-	})
-}
-
-// Pull brings the sum of the last push of key to an array.
-func Pull(h, key, dtype int64, pointer uintptr, bytes int64) (ticket int64, err error) {
-	defer failed(&err)
-	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.Pull(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes))
-	})
-}
-
-// PushPull contributes an array and brings the sum to out, which may be the same.
-func PushPull(h, key, dtype int64, pointer uintptr, bytes int64, out uintptr, op, priority int64) (ticket int64, err error) {
-	defer failed(&err)
-	o, p, err := asked(op, priority)
-	if err != nil {
-		return 0, err
-	}
-	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) {
-		return w.PushPull(uint64(key), dtypeOf(dtype), memory[byte](pointer, bytes), memory[byte](out, bytes), o, p)
-	})
-}
-
-// Skip contributes zeros to the next round of key.
-func Skip(h, key int64) (ticket int64, err error) {
-	defer failed(&err)
-	return operate(h, key, func(w *kv.Worker) (*kv.Ticket, error) { return w.Skip(uint64(key)) })
+	return "", nil
 }
 
 // Barrier waits for all workers.
-func Barrier(h int64) (ticket int64, err error) {
-	defer failed(&err)
+func Barrier(h, ticket int64) (zero int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
@@ -254,53 +185,43 @@ func Barrier(h int64) (ticket int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return barrier.ID, nil
+	return found.number(barrier, ticket)
 }
 
-// TensorInfo tells what a key is, as JSON: kv.TensorInfo.
-func TensorInfo(h, key int64) (info string, err error) {
-	defer failed(&err)
-	worker, err := workerOf(h)
-	if err != nil {
-		return "", err
-	}
-	tensor, err := worker.TensorInfo(uint64(key))
-	if err != nil {
-		return "", err
-	}
-	return marshal(tensor)
-}
-
-// SetTensorCount says how many pushes make a step of the training loop.
-func SetTensorCount(h, n int64) (zero int64, err error) {
-	defer failed(&err)
-	worker, err := workerOf(h)
-	if err != nil {
-		return 0, err
-	}
-	return 0, worker.SetTensorCount(n)
-}
-
-// Close leaves the cluster: orderly 1 waits for all others, 0 does not.
-func Close(h, orderly int64) (ticket int64, err error) {
-	defer failed(&err)
+// Withdraw leaves the barrier of a ticket after a timeout, so that the barrier can be entered
+// again. The ticket ends with a Timeout error, or without error if all had entered first.
+func Withdraw(h, ticket int64) (zero int64, err error) {
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
 	}
-	return found.node.Close(orderly != 0).ID, nil
+	if waited := found.node.Tickets.Find(ticket); waited != nil {
+		found.node.Withdraw(waited)
+	}
+	return 0, nil
 }
 
-// Free forgets a handle whose node is closed.
+// Close leaves the cluster. With orderly 1 it waits for all other nodes; with 0 it does not, and sends them the reason why.
+func Close(h, ticket, orderly int64, why string) (zero int64, err error) {
+	defer encodeError(&err)
+	found, err := find(h)
+	if err != nil {
+		return 0, err
+	}
+	if orderly != 0 {
+		return found.number(found.node.Close(), ticket)
+	}
+	return found.number(found.node.Leave(why), ticket)
+}
+
+// Free forgets a handle whose node is closed. An unknown handle is ignored.
 func Free(h int64) (zero int64, err error) {
-	defer failed(&err)
-	found, err := find(h)
-	if err != nil {
-		return 0, err
-	}
+	defer encodeError(&err)
 	handles.Lock()
 	defer handles.Unlock()
-	if handles.open[h] == nil {
+	found := handles.open[h]
+	if found == nil {
 		return 0, nil
 	}
 	delete(handles.open, h)
@@ -314,9 +235,9 @@ func Free(h int64) (zero int64, err error) {
 	return 0, nil
 }
 
-// Info tells who a node is, as JSON.
+// Info describes a node, as JSON.
 func Info(h int64) (info string, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return "", err
@@ -324,9 +245,9 @@ func Info(h int64) (info string, err error) {
 	return marshal(found.node.Info())
 }
 
-// Stats tells what a node has done, as JSON.
+// Stats returns the counters of a node, as JSON.
 func Stats(h int64) (stats string, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return "", err
@@ -336,7 +257,7 @@ func Stats(h int64) (stats string, err error) {
 
 // Sockets lists the data plane's file descriptors, "12,13", for a forked child to close.
 func Sockets(h int64) (fds string, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return "", err
@@ -344,9 +265,9 @@ func Sockets(h int64) (fds string, err error) {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(found.node.Sockets()), " ", ","), "[]"), nil
 }
 
-// NotifyFd gives an eventfd that becomes readable whenever a ticket ends.
+// NotifyFd returns an eventfd that becomes readable whenever a ticket ends.
 func NotifyFd(h int64) (fd int64, err error) {
-	defer failed(&err)
+	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return 0, err
@@ -367,28 +288,10 @@ func NotifyFd(h int64) (fd int64, err error) {
 	return int64(found.notify), nil
 }
 
-// Configuration is the table of settings, as JSON.
-func Configuration() (table string, err error) {
-	defer failed(&err)
+// Configuration lists all settings, as JSON.
+func Configuration() (settings string, err error) {
+	defer encodeError(&err)
 	return marshal(node.Settings)
-}
-
-// Inject makes the core panic, for the tests that the interpreter outlives it:
-// "panic-caller" in this call, "panic-loop" in the data plane's loop.
-func Inject(h int64, what string) (zero int64, err error) {
-	defer failed(&err)
-	found, err := find(h)
-	if err != nil {
-		return 0, err
-	}
-	switch what {
-	case "panic-caller":
-		panic("injected")
-	case "panic-loop":
-		found.node.Break()
-		return 0, nil
-	}
-	return 0, fault.New(fault.Value, "inject %q: panic-caller or panic-loop is expected", what)
 }
 
 func marshal(v any) (string, error) {

@@ -1,7 +1,7 @@
-"""Finds which system packages the build lacks, and tells or runs the command that installs them.
+"""Finds the system packages that the build lacks, and prints or runs the command that installs them.
 
-python3 scripts/system_packages.py             exit 0: all there; else the sentence and the command, exit 1
-python3 scripts/system_packages.py --install   runs that command where root or passwordless sudo allows it
+python3 scripts/system_packages.py             exit 0 if none is missing; else prints the command, exit 1
+python3 scripts/system_packages.py --install   runs the command, as root or with passwordless sudo
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 GO_NEEDED = (1, 26)
 PYTHON_NEEDED = (3, 9)
 
-# Package of each need, by package manager. Empty: it comes with what is there already.
+# Package of each need, by package manager. Empty: another package of the system contains it.
 PACKAGES = {
     #             apt-get           dnf                     pacman     zypper             apk
     "compiler": ("gcc libc6-dev", "gcc", "gcc", "gcc", "gcc musl-dev"),
@@ -44,20 +44,20 @@ def succeeds(*command: str) -> bool:
 
 
 def missing(for_development: bool = False) -> list[str]:
-    """Names of the system needs (keys of PACKAGES) that this machine lacks."""
+    """The needs (keys of PACKAGES) that this machine lacks."""
     found = {
         "compiler": shutil.which(os.environ.get("CC", "gcc").split()[0]) is not None,
         "pkg-config": shutil.which("pkg-config") is not None,
-        # Without pkg-config nothing can be said of libzmq: asking for both saves a second round.
+        # Without pkg-config libzmq counts as missing too, so that one command installs both.
         "libzmq": succeeds("pkg-config", "--exists", "libzmq >= 4.2"),
         "Python.h": Path(sysconfig.get_path("include"), "Python.h").exists(),
         "venv": not for_development or importlib.util.find_spec("ensurepip") is not None,
     }
-    return [need for need, there in found.items() if not there]
+    return [need for need, present in found.items() if not present]
 
 
 def install_command(needs: list[str]) -> str | None:
-    """The shell command that installs the needs here, or None when no known package manager is present."""
+    """The shell command that installs the needs, or None without a known package manager."""
     for column, manager in enumerate(INSTALL):
         if shutil.which(manager):
             packages = " ".join(PACKAGES[need][column] for need in needs)
@@ -65,13 +65,13 @@ def install_command(needs: list[str]) -> str | None:
     return None
 
 
-def go_complaint() -> str | None:
-    """What is wrong with the Go toolchain, or None."""
+def go_problem() -> str | None:
+    """Why the Go toolchain is unusable, or None."""
     wanted = ".".join(map(str, GO_NEEDED))
     remedy = f"install Go {wanted} or newer (https://go.dev/dl/) and put its bin folder on PATH"
     if not shutil.which("go"):
         return f"fptps needs Go {wanted} or newer to build, and there is no `go` on PATH: {remedy}."
-    # Outside the module, so that an old Go tells its version instead of refusing go.mod.
+    # Outside the module: inside, an old Go would refuse go.mod instead of printing its version.
     version = subprocess.run(["go", "version"], cwd="/", capture_output=True, text=True).stdout
     found = re.search(r"go(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < GO_NEEDED:
@@ -79,8 +79,8 @@ def go_complaint() -> str | None:
     return None
 
 
-def complaint(needs: list[str]) -> str:
-    """One sentence on what is missing, with the command that helps."""
+def needs_problem(needs: list[str]) -> str:
+    """A sentence that names the missing packages and the command that installs them."""
     command = install_command(needs)
     if command is None:
         return f"fptps needs these to build: {', '.join(needs)}. Install them with the system's package manager."
@@ -90,11 +90,11 @@ def complaint(needs: list[str]) -> str:
 
 
 def check() -> None:
-    """Raises RuntimeError, with what to do, unless this machine can build the extension module."""
-    problem = go_complaint()
+    """Raises RuntimeError, with the remedy, unless this machine can build the extension module."""
+    problem = go_problem()
     needs = missing()
     if needs:
-        problem = f"{problem} {complaint(needs)}" if problem else complaint(needs)
+        problem = f"{problem} {needs_problem(needs)}" if problem else needs_problem(needs)
     if problem:
         raise RuntimeError(problem)
 
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(
             f"fptps needs Python 3.9 or newer, and {sys.executable} is older: make PYTHON=python3.x names another."
         )
-    problem = go_complaint()
+    problem = go_problem()
     if problem:
         sys.exit(problem)
     needs = missing(for_development=True)
@@ -113,13 +113,13 @@ def main(arguments: list[str]) -> None:
     command = install_command(needs)
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     if arguments != ["--install"] or command is None or (sudo and not succeeds("sudo", "-n", "true")):
-        sys.exit(complaint(needs))
+        sys.exit(needs_problem(needs))
     print(f"installing the system packages for {', '.join(needs)}: {command}", flush=True)
     environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
     subprocess.run([*sudo, "sh", "-c", command], env=environment, check=False)
     still = missing(for_development=True)
     if still:
-        sys.exit(complaint(still))
+        sys.exit(needs_problem(still))
 
 
 if __name__ == "__main__":

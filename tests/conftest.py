@@ -1,29 +1,47 @@
 """What all tests share. No test waits by sleeping, and none can hang: pytest-timeout interrupts it, and where that does
 not help the whole run is ended with the stacks of all threads."""
 
+import contextlib
 import faulthandler
 import itertools
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
+import warm
 from helpers import Gate, workers_of_one_process
 
 import fptps
 
-HARD_LIMIT_S = 360  # longer than any test's own timeout
+HARD_LIMIT_S = 60.0
+"""How much longer than its own timeout a test may take before the whole run is ended."""
+
+
+def pytest_configure(config):
+    # Processes that train share the machine's cores: PyTorch's threads, which spin while they wait, would take them
+    # from one another.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if not hasattr(config, "workerinput"):  # one server for all of pytest's processes
+        stack = contextlib.ExitStack()
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(warm.serving(Path(folder)))
+        config.add_cleanup(stack.close)
 
 
 @pytest.fixture(autouse=True)
-def hard_limit():
+def hard_limit(request):
     """Ends the run if a test is stuck where no signal reaches it."""
-    faulthandler.dump_traceback_later(HARD_LIMIT_S, exit=True)
+    own = request.node.get_closest_marker("timeout")
+    seconds = own.args[0] if own else float(request.config.getoption("timeout"))
+    faulthandler.dump_traceback_later(seconds + HARD_LIMIT_S, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_environment():
-    """No setting of the person who runs the tests."""
+    """Removes the settings of the user's own environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(("DMLC_", "PS_", "FPTPS_")) or name == "PORT":

@@ -10,11 +10,12 @@ from multiprocessing.connection import Client, Listener
 import numpy as np
 
 import fptps
-from fptps.launch import HOST, reserved_port
+from fptps._bench import check
+from fptps.cluster._commands import HOST, reserved_port
 
 try:
     import ml_dtypes
-except ImportError:  # the tests of the wheel run with what a user has
+except ImportError:  # the tests of the wheel run with a user's packages alone
     ml_dtypes = None
 
 INTEGERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
@@ -26,6 +27,17 @@ if ml_dtypes:
 
 MEANS = [dtype for dtype in DTYPES if dtype.kind in "fcV"]
 """Those that also have a mean."""
+
+
+CALLS = {
+    "init": lambda kv, key, a: kv.init(key, a),
+    "push": lambda kv, key, a: kv.push(key, a),
+    "pull": lambda kv, key, a: kv.pull(key, a),
+    "pull_new": lambda kv, key, a: kv.pull(key),
+    "push_pull": lambda kv, key, a: kv.push_pull(key, a, out=a),
+    "skip": lambda kv, key, a: kv.skip(key),
+}
+"""One call of each operation on a tensor: worker, key and array to ticket or None."""
 
 
 def values(rank, count, dtype, salt=0):
@@ -63,7 +75,7 @@ class Gate:
         return self._listener.address
 
     def wait(self, count=1):
-        """Waits until so many processes have come; gives what they said."""
+        """Waits until so many processes have reported; returns their reports."""
         said = []
         for _ in range(count):
             connection = self._listener.accept()
@@ -94,7 +106,7 @@ class Gate:
 
 
 def pass_gate(address, word=None):
-    """In a worker process: says a word to the test, and waits for its answer."""
+    """In a worker process: reports to the test, and waits for its answer."""
     with Client(address) as connection:
         connection.send(word)
         return connection.recv()
@@ -119,6 +131,11 @@ def in_threads(*functions):
         if error is not None:
             raise error
     return [value for value, _ in results]
+
+
+def on_both(pair, call):
+    """Calls the same on both workers at the same time, with the worker and its rank; gives both results."""
+    return in_threads(*(lambda kv=kv: call(kv, kv.rank) for kv in pair))
 
 
 @contextlib.contextmanager
@@ -147,3 +164,20 @@ def workers_of_one_process(count, timeout=60.0):
             yield workers
         finally:
             in_threads(*[kv.close for kv in workers])
+
+
+def init_all(kv, arrays):
+    """In a worker: arrays of float32 with keys from 0."""
+    for key, array in enumerate(arrays):
+        kv.init(key, array)
+
+
+def sum_and_check(kv, arrays, iteration):
+    """In a worker: sums all of init_all()'s arrays, the first as the most urgent, and checks every element."""
+    tickets = []
+    for key, array in enumerate(arrays):
+        check.fill(array, kv.rank, iteration, key)
+        tickets.append(kv.push_pull(key, array, out=array, priority=-key))
+    for key, (ticket, array) in enumerate(zip(tickets, arrays)):
+        ticket.result()
+        check.verify(array, kv.num_workers, iteration, key)

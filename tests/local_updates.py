@@ -101,7 +101,7 @@ def train(workers, make, first_key=0, until=None, resume=None):
                 weights = {name: t.clone() for name, t in model.state_dict().items()}
                 run.states[rank] = {"model": weights, "local": local.state_dict(), "number": number}
                 if trains and not local._current.exchange.in_flight:
-                    local._current.exchange.skip()  # what follows has opened the next round: nothing is left open
+                    local._current.exchange.skip()  # the call before has opened the next round; this ends it
                 break
         run.models[rank] = model
 

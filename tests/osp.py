@@ -1,4 +1,4 @@
-"""What the tests of examples/osp share. After importing this, `import models` and the like find the example's."""
+"""What the tests of benchmarks/osp share: settings, and files of made-up data."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import gzip
 import json
 import pickle
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
-OSP = Path(__file__).parents[1] / "examples" / "osp"
-# A shard has 718 samples: with K = 5 of 150 the epoch's fifth batch is a short one, of 118.
+ROOT = Path(__file__).parents[1]
+PROGRAM = ["-m", "benchmarks.osp"]
+"""A process of an experiment, for Python; to be started in ROOT."""
+# A shard has 718 samples: the epoch's fifteenth batch is a short one, of 46.
 CONFIG: dict[str, Any] = {
     "initial_lr": 0.05,
     "gamma": 0.05,
     "quant_range": 1,
     "all_iterations": 55,  # 6 rounds of 2 * 5, the last one past the end
-    "batch_size": 150,
+    "batch_size": 48,
     "K": 5,
     "model_type": "DigitsCNN",
     "dataset_type": "digits",
     "lr_schedule": "linear",
     "seed": 3,
 }
-
-sys.path.insert(0, str(OSP))
 
 
 def config_file(tmp_path: Path, **changes: Any) -> Path:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fptps.launch import HOST, reserved_port
+from fptps.cluster._commands import HOST, reserved_port
 
 PATIENCE_S = 90
 SCHEDULER = [sys.executable, "-m", "fptps", "scheduler"]
@@ -31,7 +31,7 @@ def environment(port, workers, servers, **settings):
 
 
 class Cluster:
-    """Its processes: what each printed, and how it ended."""
+    """Its processes: the output and the exit code of each."""
 
     def __init__(self, folder, settings):
         self._folder = Path(folder)
@@ -60,20 +60,20 @@ class Cluster:
             got = self.processes[number].wait(PATIENCE_S)
             assert got == code, f"process {number} ended with {got}:\n{self.all_output()}"
 
-    def told(self, role, command, **settings):
-        """Starts a process that does what it is told by lines of stdin; returns its number, and what it said first."""
+    def start_interactive(self, role, command, **settings):
+        """Starts a process that carries out the lines of its stdin; returns its number and its first answer."""
         number = self.start(role, command, stdin=subprocess.PIPE, **settings)
         return number, self.answer(number, 0)
 
-    def tell(self, number, line):
-        """Gives a process a line, and returns what it says."""
+    def command(self, number, line):
+        """Sends a process a line, and returns its answer."""
         said = self.output(number).count("\n")
         self.processes[number].stdin.write(f"{line}\n".encode())
         self.processes[number].stdin.flush()
         return self.answer(number, said)
 
-    def both(self, numbers, line, answer):
-        """Gives several processes a line at once; each says that answer. None: what they say is not waited for."""
+    def command_all(self, numbers, line, answer):
+        """Sends several processes a line at once; each has to give that answer. None: does not wait for answers."""
         said = {number: self.output(number).count("\n") for number in numbers}
         for number in numbers:
             self.processes[number].stdin.write(f"{line}\n".encode())
@@ -82,7 +82,7 @@ class Cluster:
             assert answer is None or self.answer(number, said[number]) == answer
 
     def answer(self, number, said):
-        """What a process says after so many lines."""
+        """The next output of a process, after so many lines."""
         end = time.monotonic() + PATIENCE_S
         while self.output(number).count("\n") <= said:
             assert self.processes[number].poll() is None, self.all_output()
@@ -117,7 +117,7 @@ def cluster(workers, servers, **settings):
 
 
 def run(workers, servers, *programs, **settings):
-    """Runs (role, command) pairs until all have ended well; gives what each printed and logged."""
+    """Runs (role, command) pairs until all have ended well; returns the output and the log of each."""
     with cluster(workers, servers, **settings) as made:
         numbers = [made.start(role, command) for role, command in programs]
         made.wait(*numbers)

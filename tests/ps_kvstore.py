@@ -46,7 +46,7 @@ def encode(key, size, itemsize):
 
 
 def worker(rounds):
-    """Does what mxnet_programs/kvstore.py does, with our classes."""
+    """The steps of mxnet_programs/kvstore.py, with fptps's classes."""
     ps.start()
     office = ps.Postoffice.get()
     kv = ps.KVWorker(0, 0, "uint8")
@@ -80,7 +80,7 @@ def worker(rounds):
 
 
 def refused_worker():
-    """Asks for what the store does not serve, then for an optimizer, after which it serves nothing."""
+    """Sends requests that the store does not serve, then one for an optimizer, after which it serves none."""
     ps.start()
     kv = ps.KVWorker(0, 0, "uint8")
     key = ps.Postoffice.get().server_key_ranges()[0].begin + 3
@@ -117,7 +117,7 @@ def refused_worker():
 
 
 def keeping_server():
-    """A server that adds every sum to what the key has."""
+    """A server that adds every sum to the value of the key."""
     ps.start()
     MXNetStore(ps.KVServer(0), updater=lambda key, pushed, stored: np.add(stored, pushed, out=stored))
     ps.finalize()

@@ -1,5 +1,6 @@
-"""What the nodes of test_ps.py do: python -m ps_programs NAME. Each prints JSON lines, and asserts what it can see."""
+"""The programs of test_ps.py's nodes: python -m ps_programs NAME. Each prints JSON lines, and checks its results."""
 
+import contextlib
 import json
 import sys
 import threading
@@ -55,7 +56,7 @@ def dtypes_worker():
         assert np.array_equal(called[0], want), "the callback comes when the values are there"
         assert np.array_equal(kv.wait(kv.pull(keys)), want)
     office.barrier(0, ps.WORKER_GROUP)
-    # What is pulled with a push has at least that push in it.
+    # The values that a push_pull returns contain at least its own push.
     kv = waiting[0][0]
     got = kv.wait(kv.push_pull([200], np.full(2, 1, kv.dtype)))
     assert 1 <= got[0] <= office.num_workers
@@ -81,7 +82,7 @@ def place():
 
 
 def simple():
-    """The scheduler asks everyone, itself included, as ps-lite's own test of SimpleApp does."""
+    """The scheduler sends requests to all nodes, itself included, as ps-lite's own test of SimpleApp does."""
     ps.start()
     office = ps.Postoffice.get()
     app = ps.SimpleApp(5, 5)
@@ -143,7 +144,7 @@ def handles_worker():
     ps.start()
     rank = ps.Postoffice.get().rank
     kv = ps.KVWorker(0, 0, "float64")
-    # Of any priority, what a worker sends for one key is served in its order.
+    # A worker's requests for one key are served in its order, whatever their priorities.
     sent = [kv.push([3], [float(100 * rank + n)], priority=n % 3) for n in range(50)]
     assert kv.wait(kv.pull([3], priority=9)).tolist() == [float(100 * rank + n) for n in range(50)]
     for timestamp in sent:
@@ -157,8 +158,12 @@ def handles_worker():
             errors.append(str(error))
     got = []
     kv.set_response_handle(lambda response, app: got.append(response.body))
+    ended = kv.request(7, b"", ps.SERVER_GROUP)
     kv.wait(kv.request(1, b"abc", ps.SERVER_GROUP))
     assert got == [b"cba"]
+    with contextlib.suppress(fptps.RemoteError):
+        kv.wait(ended)  # the answer to the later request is here, so this one has ended
+        errors.append("no error")
     say(rank=rank, errors=errors)
     ps.finalize()
 
@@ -211,7 +216,7 @@ def waiting_worker():
 
 
 def unknown_app_worker():
-    """Asks for an app that is not there, and goes on."""
+    """Sends a request to an app that does not exist, and goes on."""
     ps.start()
     kv, other = ps.KVWorker(9), ps.KVWorker(0)
     timestamp = kv.push([1], [1.0])
@@ -223,8 +228,8 @@ def unknown_app_worker():
     ps.finalize()
 
 
-def told_worker():
-    """Does what its lines of stdin say: push or pull a value on each server by itself, or end."""
+def interactive_worker():
+    """Carries out the lines of its stdin: push or pull a value on each server by itself, or end."""
     ps.start()
     office = ps.Postoffice.get()
     kv = ps.KVWorker(0)

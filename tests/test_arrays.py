@@ -1,15 +1,16 @@
-"""fptps.arrays: where the elements of an array lie, and which objects are no such array."""
+"""fptps._arrays: where the elements of an array lie, and which objects are no such array."""
 
 import array
 import ctypes
 import gc
 import mmap
+import weakref
 
 import numpy as np
 import pytest
 from helpers import DTYPES, ml_dtypes
 
-from fptps.arrays import NAMES, locate, maker, number_of
+from fptps._arrays import NAMES, locate, locate_contiguous, maker, number_of, order_text
 
 
 def content(place):
@@ -46,7 +47,7 @@ def test_numbers_are_those_of_the_core():
     ],
     ids=["0-d", "ones", "slice", "bytes", "subclass"],
 )
-def test_forms_that_are_fine(a):
+def test_accepted_arrays(a):
     assert content(locate(a, write=True)) == a.tobytes()
 
 
@@ -69,9 +70,10 @@ def test_read_only_is_fine_to_read_only():
 @pytest.mark.parametrize(
     ("a", "error", "text"),
     [
-        (np.arange(6.0)[::2], ValueError, "not C-contiguous"),
-        (np.asfortranarray(np.ones((2, 3))), ValueError, "not C-contiguous"),
-        (np.broadcast_to(np.ones(1), (4,)), ValueError, "not C-contiguous"),
+        (np.arange(6.0)[::2], ValueError, "no dense block"),
+        (np.arange(6.0)[::-1], ValueError, "no dense block"),
+        (np.ones((2, 3, 4)).transpose(2, 0, 1)[:, :, ::2], ValueError, "no dense block"),
+        (np.broadcast_to(np.ones(1), (4,)), ValueError, "no dense block"),
         (np.zeros(0), ValueError, "no elements"),
         (np.zeros((3, 0, 2)), ValueError, "no elements"),
         (np.arange(3, dtype=np.dtype("int32").newbyteorder()), TypeError, "byte order"),
@@ -91,7 +93,7 @@ def test_read_only_is_fine_to_read_only():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_refused(a, error, text):
+def test_refused(a, error, text):
     for write in (False, True):
         with pytest.raises(error, match=text):
             locate(a, write)
@@ -166,8 +168,16 @@ def test_addresses_are_kept_for_one_array_only():
         a.resize(1 << 20, refcheck=False)
 
 
+def test_the_memory_of_a_view_cannot_move_either():
+    owner = np.zeros(10, np.uint8)
+    view = owner[2:5]
+    locate(view, write=False)
+    with pytest.raises(ValueError, match="cannot resize"):
+        owner.resize(1 << 20, refcheck=False)
+
+
 def test_nothing_is_kept_of_a_dead_array():
-    from fptps import arrays
+    from fptps import _arrays as arrays
 
     gc.collect()
     a = np.zeros(10)
@@ -182,3 +192,43 @@ def test_maker(dtype):
     made = maker(np.zeros((2, 3), dtype))()
     assert type(made) is np.ndarray
     assert (made.shape, made.dtype) == ((2, 3), dtype)
+
+
+CUBE = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("a", "order", "text"),
+    [
+        (CUBE, (), "contiguous"),
+        (CUBE[:1, :1].transpose(2, 1, 0), (), "contiguous"),
+        (np.asfortranarray(CUBE), (2, 1, 0), "in Fortran order"),
+        (CUBE.T, (2, 1, 0), "in Fortran order"),
+        (CUBE.transpose(1, 2, 0), (2, 0, 1), "in memory in the order (2, 0, 1) of its axes"),
+        (CUBE[1:].transpose(0, 2, 1), (2, 1), "in Fortran order"),
+        (CUBE[None].transpose(0, 3, 1, 2), (2, 3, 1), "channels_last"),
+    ],
+    ids=["C", "axes of one", "Fortran", "T", "permuted", "axis of one", "channels_last"],
+)
+def test_dense_blocks_are_taken_in_any_order_of_axes(a, order, text):
+    place = locate(a, write=True)
+    assert (place.shape, place.order, order_text(place.shape, place.order)) == (a.shape, order, text)
+    assert content(place) == a.ravel("K").tobytes()
+    made = locate(maker(a)(), write=True)
+    assert (made.dtype, made.shape, made.order) == (place.dtype, place.shape, place.order)
+
+
+def test_where_only_c_order_makes_sense():
+    assert locate_contiguous(CUBE, write=True) == locate(CUBE, write=True)
+    for write, advice in ((False, "a C-contiguous copy"), (True, "into a new array, and copy from it")):
+        with pytest.raises(ValueError, match=f"in Fortran order, and C order is expected: .*{advice}"):
+            locate_contiguous(CUBE.T, write)
+
+
+def test_made_arrays_keep_nothing_alive():
+    a = np.ones((2, 3)).T
+    make = maker(a)
+    alive = weakref.ref(a)
+    del a
+    assert alive() is None
+    assert make().strides == (8, 24)

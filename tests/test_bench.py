@@ -6,18 +6,22 @@ import os
 import re
 import subprocess
 import sys
+import time
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from fptps.bench import check
-from fptps.bench.bound import arrivals, iteration_s, model_rate, payload_rate
-from fptps.bench.measure import QUANTILES, percentiles_us, quantiles
-from fptps.bench.processes import node_name
-from fptps.bench.profile import Layer, load
-from fptps.bench.push_pull import Loop, Options
-from fptps.bench.report import table
-from fptps.bench.units import parse_rate, parse_size
+from fptps._bench import check
+from fptps._bench.bound import arrivals, iteration_s, model_rate, payload_rate
+from fptps._bench.command import bench as bench_command
+from fptps._bench.measure import QUANTILES, percentiles_us, quantiles
+from fptps._bench.processes import node_name
+from fptps._bench.profile import Layer, load
+from fptps._bench.push_pull import Loop, Options
+from fptps._bench.report import table
+from fptps._bench.units import parse_rate, parse_size
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 FPTPS = [sys.executable, "-m", "fptps"]
@@ -52,7 +56,7 @@ def bench(*arguments, **environment):
 
 
 def figures(done):
-    """The JSON object in the last line of what was printed, below the table."""
+    """The JSON object in the last line of the output, below the table."""
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     assert any(re.match(r"figure +value$", line) for line in lines)
@@ -80,7 +84,7 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "0", "3", "6", "-4", "4 miles", "MiB", "1e3", "0.33kB", "inf", "4MiB4", "٤"])
-def test_no_sizes(text):
+def test_invalid_sizes(text):
     with pytest.raises(ValueError, match="expected"):
         parse_size(text)
 
@@ -93,7 +97,7 @@ def test_rates(text, rate):
 
 
 @pytest.mark.parametrize("text", ["", "0gbit", "1", "1gb", "gbit", "-1gbit", "1gbit/h", "nan"])
-def test_no_rates(text):
+def test_invalid_rates(text):
     with pytest.raises(ValueError, match="expected"):
         parse_rate(text)
 
@@ -262,7 +266,7 @@ def test_rate_of_the_model(workers, servers, rate):
     assert model_rate(workers, servers, 1.0) == pytest.approx(rate)
 
 
-def test_no_link_is_in_the_way_of_a_worker_alone():
+def test_a_worker_that_runs_alone_has_no_bound():
     assert iteration_s(layers((400, 1, 2), (4, 3, 4)), model_rate(1, 0, 1.0)) == 10
 
 
@@ -295,7 +299,7 @@ def test_profile(profile):
         ('{"name": "x", "layers": [{"tensors": [{"elements": 1}], "fp_ms": NaN, "bp_ms": 1}]}', "'fp_ms' is nan"),
     ],
 )
-def test_no_profile(tmp_path, content, message):
+def test_invalid_profile(tmp_path, content, message):
     path = tmp_path / "wrong.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
@@ -370,6 +374,37 @@ def test_trainer(profile):
     assert found["ratio"] == pytest.approx(found["iteration_ms"] / found["bound_ms"], abs=1e-3)
 
 
+def spans_in(file):
+    """The names and numbers that each rank has written to a timeline; ends come after begins, and in order."""
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    written = {}
+    for rank in sorted({span["rank"] for span in spans}):
+        own = [span for span in spans if span["rank"] == rank]
+        times = [time for span in own for time in (span["begin"], span["end"])]
+        assert times == sorted(times)
+        written[rank] = [(span["name"], span["number"]) for span in own]
+    return written
+
+
+def test_timeline_of_the_trainer(profile, tmp_path):
+    """Both workers append to one file; the environment names it where the command line does not."""
+    file = tmp_path / "timeline"
+    arguments = ["-n", 2, "-s", 0, "--profile", profile, "--iterations", 3]
+    assert bench("trainer", *arguments, "--timeline", file).returncode == 0
+    assert spans_in(file) == {rank: [("iteration", number) for number in range(5)] for rank in range(2)}
+    begun = time.monotonic()
+    assert bench("trainer", *arguments, TESTBED_TIMELINE=str(file)).returncode == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["begin"] > begun for line in lines] == [False] * 10 + [True] * 10
+
+
+def test_timeline_of_urgent_tensors(tmp_path):
+    file = tmp_path / "timeline"
+    assert bench("preempt", "-n", 1, "--size", "4KiB", "--bulk", "64kB", "--timeline", file).returncode == 0
+    counts = {"settling": 10, "alone": 300, "settling with bulk": 10, "with bulk": 300}
+    assert spans_in(file) == {0: [(name, number) for name, count in counts.items() for number in range(count)]}
+
+
 @pytest.mark.parametrize("mode", ["fifo", "partitioned", "message", "packet"])
 def test_trainer_without_a_link(profile, mode):
     arguments = ["-n", 1, "-s", 1, "--profile", profile, "--mode", mode, "--iterations", 1, "--json"]
@@ -379,9 +414,29 @@ def test_trainer_without_a_link(profile, mode):
     assert (found["bound_ms"], found["ratio"], found["link_bit_s"]) == (None, None, None)
 
 
-def test_every_node_is_told_the_settings(monkeypatch):
-    """Of a local cluster, whatever this process's environment says."""
-    from fptps.bench import start
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], {}),
+        (["--van", "tcp"], {"FPTPS_VAN": "tcp"}),
+        (["--mode", "fifo"], {"FPTPS_SCHEDULE": "fifo"}),
+        (["--link", "1gbit"], {}),
+    ],
+)
+def test_nothing_is_set_that_was_not_asked_for(profile, monkeypatch, options, given):
+    """The nodes start as a user's do."""
+    from fptps._bench import start
+
+    asked = []
+    monkeypatch.setattr(start, "run", lambda part, workers, servers, settings: asked.append(settings) or {})
+    command = ["push_pull"] if "--van" in options else ["trainer", "--profile", str(profile)]
+    assert CliRunner().invoke(bench_command, [*command, *options]).exit_code == 0
+    assert asked == [given]
+
+
+def test_every_node_gets_the_settings(monkeypatch):
+    """In a local cluster, whatever the environment of this process."""
+    from fptps._bench import start
 
     monkeypatch.setenv("FPTPS_VAN", "shm")
     part = functools.partial(start.take_part, settings_of_this_worker)
@@ -447,21 +502,28 @@ def test_member_without_a_cluster():
     ],
 )
 def test_bad_input(profile, arguments, message):
-    done = bench(*[profile if argument == "PROFILE" else argument for argument in arguments])
+    given = [str(profile) if argument == "PROFILE" else argument for argument in arguments]
+    with pytest.raises(click.UsageError) as error:
+        bench_command.main(given, standalone_mode=False)
+    assert message in error.value.format_message()
+
+
+def test_bad_input_ends_the_program():
+    done = bench("push_pull", "--size", "0")
     assert done.returncode == 2
     assert done.stdout == ""
     *_, last = done.stderr.splitlines()
-    assert message in last
+    assert "'--size': '0' is 0 bytes" in last
 
 
 @pytest.mark.parametrize("command", [[], ["push_pull"], ["preempt"], ["trainer"]])
 def test_help(command):
-    done = bench(*command, "--help")
-    assert done.returncode == 0
-    assert "Usage: fptps bench" in done.stdout.replace("python -m ", "")
+    done = CliRunner().invoke(bench_command, [*command, "--help"], prog_name="fptps bench")
+    assert done.exit_code == 0
+    assert "Usage: fptps bench" in done.output
 
 
 def test_tensors_that_do_not_fit():
     done = bench("push_pull", "-n", 1, "-s", 0, "--size", "1000000GB", "--tensors", 1)
     assert done.returncode == 1
-    assert re.search(r"^Error: the tensors do not fit into the memory: ", done.stderr, re.MULTILINE)
+    assert re.search(r"^Error: the tensors do not fit in memory: ", done.stderr, re.MULTILINE)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import compare, report, scenarios, stillness, summary
+from benchmarks import compare, report, scenarios, shaped, stillness, summary
 from benchmarks.peers import common, iperf3, loop, mxnet_env, native
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def result(*command: str) -> dict[str, Any]:
-    """What a runner's last line says."""
+    """The content of a runner's last line."""
     done = run(*command)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -43,7 +43,7 @@ def sample(goodput: float, p50: float | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("contestants", "rounds", "order"),
+    ("systems", "rounds", "order"),
     [
         (["a"], 2, "a a"),
         (["a", "b"], 1, "a b"),
@@ -51,10 +51,10 @@ def sample(goodput: float, p50: float | None = None) -> dict[str, Any]:
         (["a", "b", "c"], 4, "a b c b c a c a b a b c"),
     ],
 )
-def test_turns_alternate_and_everyone_leads(contestants, rounds, order):
-    turns = summary.turns(contestants, rounds)
-    assert [turn.who for turn in turns] == order.split()
-    assert [turn.round for turn in turns] == [n for n in range(rounds) for _ in contestants]
+def test_each_system_runs_once_a_round_and_leads_in_turn(systems, rounds, order):
+    runs = summary.run_order(systems, rounds)
+    assert [run.system for run in runs] == order.split()
+    assert [run.round for run in runs] == [n for n in range(rounds) for _ in systems]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rows_have_medians_and_ratios_in_which_more_is_better_for_fptps():
         "absent": [],
     }
     fptps, slow, stream = summary.rows("1x1", samples, "fptps")
-    assert (fptps.who, fptps.samples, fptps.goodput_least, fptps.goodput_most) == ("fptps", 3, 300, 900)
+    assert (fptps.system, fptps.samples, fptps.goodput_least, fptps.goodput_most) == ("fptps", 3, 300, 900)
     assert (fptps.goodput_ratio, fptps.p50_ratio) == (1, 1)
     assert (slow.medians["goodput_mb_s_per_worker"], slow.medians["p50_us"]) == (200, 80)
     assert (slow.goodput_ratio, slow.p50_ratio) == (3, 4)
@@ -96,7 +96,7 @@ def test_rows_without_the_reference_have_no_ratios():
     assert (row.goodput_ratio, row.p50_ratio) == (None, None)
 
 
-def test_scenarios_name_peers_that_there_are():
+def test_scenarios_name_known_peers():
     names = [scenario.name for scenario in scenarios.SCENARIOS]
     assert len(set(names)) == len(names)
     for scenario in scenarios.SCENARIOS:
@@ -109,7 +109,7 @@ def test_scenarios_name_peers_that_there_are():
     ("code", "output", "errors", "why"),
     [
         (1, "half a table", "one\nno such thing", "exit code 1: no such thing"),
-        (3, "", "", "exit code 3: it said nothing"),
+        (3, "", "", "exit code 3: no output"),
         (0, "table\nall well", "", "its last line is no JSON"),
         (0, '{"p50_us": 1}', "", "its last line is no JSON"),
         (0, '{"goodput_mb_s_per_worker": null}', "", "its last line is no JSON"),
@@ -136,15 +136,15 @@ def test_compare_writes_every_sample(tmp_path):
     done = run(*command, "--fptps", program, "--output", str(output))
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text())
-    assert [one["who"] for one in found["samples"]] == ["fptps", "fptps tcp", "ring", "fptps tcp", "ring", "fptps"]
+    assert [one["system"] for one in found["samples"]] == ["fptps", "fptps tcp", "ring", "fptps tcp", "ring", "fptps"]
     assert found["samples"][0]["figures"]["goodput_mb_s_per_worker"] > 10  # it got the scenario's options
     assert set(found["commands"]["1x1 4 KB"]) == {"fptps", "fptps tcp", "ring"}
     assert found["machine"]["cores"] > 0
-    assert [row["who"] for row in found["medians"]] == ["fptps", "fptps tcp", "ring"]
+    assert [row["system"] for row in found["medians"]] == ["fptps", "fptps tcp", "ring"]
     assert "1x1 4 KB" in done.stdout
 
 
-def test_compare_goes_on_without_who_fails_and_fails_where_that_is_fptps(tmp_path):
+def test_compare_goes_on_without_a_failed_peer_and_fails_with_fptps(tmp_path):
     output = tmp_path / "out.json"
     command = ["benchmarks.compare", "--scenario", "1x1 4 KB", "--peer", "gloo", "--rounds", "3"]
     done = run(*command, "--fptps", f"{sys.executable} -c 'exit(\"broken\")'", "--output", str(output))
@@ -204,7 +204,7 @@ def test_a_wrong_sum_is_not_measured():
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
-def test_iperf3_counts_what_was_received(both_ways):
+def test_iperf3_counts_received_bytes(both_ways):
     end = {
         "sum_sent": {"seconds": 2.0, "bytes": 9_000_000_000},
         "sum_received": {"seconds": 2.0, "bytes": 6_000_000_000},
@@ -218,7 +218,7 @@ def test_iperf3_counts_what_was_received(both_ways):
     assert math.isclose(found.cpu_s_per_gb * found.goodput_mb_s_per_worker * 2 / 1e3, 3.0)
 
 
-def test_an_error_of_iperf3_is_told():
+def test_an_error_of_iperf3_is_raised():
     with pytest.raises(common.PeerError, match="no route"):
         iperf3.result_of({"error": "no route"})
 
@@ -251,7 +251,7 @@ def test_the_machines_limit_moves_the_right_bytes(program, size, tensors, way):
 
 @COMPILED
 def test_the_check_finds_a_wrong_byte(tmp_path):
-    """Of an epoll.c that spoils one byte of what it receives."""
+    """With an epoll.c that changes one byte of the data that it receives."""
     peers = ROOT / "benchmarks" / "peers"
     text = (peers / "epoll.c").read_text()
     spoilt = text.replace("return done == 0 ? ENDED", "if (done > 9) ((char *)bytes)[9] ^= 1; return done == 0 ? ENDED")
@@ -305,7 +305,7 @@ def test_gloo():
         (["gloo", "--size", "5"], "not a multiple of 4"),
     ],
 )
-def test_what_cannot_be_measured_says_what_to_do(command, sentence):
+def test_refused_measurements_name_the_remedy(command, sentence):
     done = run(f"benchmarks.peers.{command[0]}", *command[1:])
     assert done.returncode != 0
     assert sentence in done.stderr
@@ -350,7 +350,7 @@ def test_gaps_are_where_the_clock_jumps(monkeypatch):
     ("found", "share", "longest"),
     [([], 0.99, 0.0), ([0.01], 0.99, 0.0), ([0.1], 0.99, 0.09), ([0.1, 0.1], 0.98, 0.09), ([0.05, 0.002], 0.99, 0.04)],
 )
-def test_waits_at_a_moment_of_chance(found, share, longest):
+def test_expected_wait_at_a_random_moment(found, share, longest):
     """Of a second."""
     assert stillness.waits(found, 1.0, share) == pytest.approx(longest, abs=1e-9)
 
@@ -369,10 +369,10 @@ def compared(**goodputs: float) -> dict[str, Any]:
     rows = [
         {
             "scenario": "1x1",
-            "who": who.replace("_", " "),
+            "system": system.replace("_", " "),
             "medians": {**sample(goodput), "cpu_s_per_gb": 0.5, "p99_us": None},
         }
-        for who, goodput in goodputs.items()
+        for system, goodput in goodputs.items()
     ]
     return {
         "date": "2026-01-02",
@@ -405,9 +405,20 @@ SHAPED = {
             )
             for p99 in (9000, 2000, 1000)
         ),
+        shaped_run("push_pull 8x8, rate given", goodput_mb_s_per_worker=179.325, cpu_s_per_gb=1.0),
         shaped_run("trainer vgg16 2x2 packet", iteration_ms=210.0, bound_ms=200.0, compute_ms=100.0, ratio=1.05),
     ],
 }
+
+
+def test_links_are_measured_as_a_user_starts_a_cluster():
+    """No setting goes to the nodes but where the run says so in its name."""
+    for run in shaped.RUNS:
+        assert run.rate_given == run.name.endswith(", rate given")
+        assert ("--mode" in run.arguments) == run.name.endswith(("message", "partitioned", "fifo"))
+        assert "--van" not in run.arguments
+    given = {run.name.removesuffix(", rate given") for run in shaped.RUNS if run.rate_given}
+    assert given <= {run.name for run in shaped.RUNS if not run.rate_given}
 
 
 def cells(page: str, *first: str) -> list[str]:
@@ -431,6 +442,7 @@ def test_report_has_ratios_and_says_what_is_missing():
     assert cells(page, "1x1", "epoll")[0] == "4000"
     assert cells(page, "2x2", "96.2%")[0] == "83.6% to 100.0%"
     assert cells(page, "8x8") == ["50.0%", "50.0% to 50.0%", ">= 98%", "3", "1.50"]
+    assert cells(page, "8x8, rate given") == ["75.0%", "75.0% to 75.0%", ">= 98%", "1", "0.50"]
     assert cells(page, "iperf3, 2 nodes") == ["100.0%", "100.0% to 100.0%", "-", "0.5", "0.25"]
     assert cells(page, "before the runs") == ["3.0%", "1.50", "7.00", "11.00"]
     assert cells(page, "4x1") == ["0.50", "0.90", "1.50", "2.00", "98.1%"]

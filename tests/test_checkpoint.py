@@ -1,8 +1,9 @@
-"""KVWorker.clock(), save() and load(): across clusters of other numbers, what is refused, and a kill in the middle."""
+"""KVWorker.clock(), save() and load(): in clusters of other sizes, with invalid files, with a kill in the middle."""
 
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ FLOATS = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
 
 
 def gradients(step, dtype):
-    """What all workers together push in a step: small whole numbers, so that no order of summing can be told."""
+    """What all workers together push in a step: small whole numbers, so that all orders of summing give the same."""
     rng = np.random.default_rng(step)
     return {key: rng.integers(-8, 9, shape).astype(dtype) for key, shape in SHAPES.items()}
 
@@ -47,8 +48,20 @@ def train(kv, dtype, steps):
             share = np.trunc(whole / kv.num_workers)
             part = whole - last * share if kv.rank == last else share
             kv.push(key, part.astype(dtype))
-        weights = [kv.pull(key).wait() for key in SHAPES]
+        weights = [kv.pull(key).result() for key in SHAPES]
     return weights
+
+
+def on_both(pair, call):
+    """Calls call(kv) on both workers at the same time: its results, or its exceptions."""
+
+    def outcome(kv):
+        try:
+            return call(kv)
+        except Exception as error:
+            return error
+
+    return in_threads(*[lambda kv=kv: outcome(kv) for kv in pair])
 
 
 def run(cluster, work, *arguments):
@@ -61,7 +74,7 @@ def run(cluster, work, *arguments):
 @pytest.mark.parametrize(
     ("rule", "dtype"), [("momentum", "float32"), ("adam", "float32"), ("adam", "float16"), ("adagrad", "float64")]
 )
-def test_training_goes_on_in_clusters_of_other_numbers(tmp_path, rule, dtype):
+def test_training_goes_on_in_clusters_of_other_sizes(tmp_path, rule, dtype):
     def first(path, until):
         with fptps.KVWorker() as kv:
             begin(kv, FLOATS[dtype], RULES[rule])
@@ -74,10 +87,10 @@ def test_training_goes_on_in_clusters_of_other_numbers(tmp_path, rule, dtype):
             begin(kv, FLOATS[dtype])
             for key, shape in SHAPES.items():  # of other values, and pushed to, with nothing kept for pulls
                 kv.set_optimizer(optim.SGD(lr=1), keys=[key])
-                kv.push_pull(key, np.ones(shape, FLOATS[dtype])).wait()
+                kv.push_pull(key, np.ones(shape, FLOATS[dtype])).result()
             kv.load(source)
             assert all(kv.clock(key) == [steps.start] * kv.num_workers for key in SHAPES)
-            loaded = [kv.pull(key).wait() for key in SHAPES]
+            loaded = [kv.pull(key).result() for key in SHAPES]
             kv.barrier()
             weights = train(kv, FLOATS[dtype], steps)
             kv.save(target)
@@ -98,19 +111,19 @@ def test_training_goes_on_in_clusters_of_other_numbers(tmp_path, rule, dtype):
         assert np.array_equal(array, load_file(tmp_path / "straight")[name]), name
 
 
-def test_what_the_file_has(tmp_path):
+def test_contents_of_the_file(tmp_path):
     with fptps.KVWorker() as kv:
         kv.init(1, np.ones((2, 3), np.float32))
         kv.init(20, np.ones((2, 3), np.float16), consistency="async")
-        kv.init(5, np.ones(4, np.int64), consistency="bounded:2")
+        kv.init(5, np.ones(4, np.int64), consistency=fptps.Bounded(2))
         kv.init(6, np.full(4, 2 + 1j), consistency="async")
         kv.init(7, np.ones(4))
         kv.set_optimizer(optim.Adam(), keys=[1])
         for _ in range(2):
-            kv.push(1, np.ones((2, 3), np.float32)).wait()
-            kv.push(6, np.ones(4, complex)).wait()
+            kv.push(1, np.ones((2, 3), np.float32)).result()
+            kv.push(6, np.ones(4, complex)).result()
         kv.save(tmp_path / "file")
-        value = kv.pull(1).wait()
+        value = kv.pull(1).result()
     arrays = load_file(tmp_path / "file")
     assert {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == {
         "1": ("float32", (2, 3)),
@@ -142,25 +155,45 @@ def test_values_of_every_dtype_come_back(tmp_path, alone, key, dtype):
     value = (np.arange(9_000) % 2).astype(dtype)
     alone.init(key, value, consistency="async")
     alone.save(tmp_path / "file")
-    alone.push(key, value).wait()
+    alone.push(key, value).result()
     alone.load(tmp_path / "file")
-    assert alone.pull(key).wait().tobytes() == value.tobytes()
+    assert alone.pull(key).result().tobytes() == value.tobytes()
+
+
+def test_other_orders_of_axes(tmp_path, alone, key):
+    """The file has the elements in C order, whoever reads it; they come back to where they were."""
+    name, raw = f"permuted {key}", f"raw {key}"
+    value = np.arange(3_000_000.0, dtype=np.float32).reshape(100, 1, 300, 100).transpose(3, 1, 0, 2)
+    alone.init(name, value, consistency="async")
+    alone.init(raw, np.asfortranarray(value[:, 0, :5, 0] + 1j), consistency="async")
+    alone.save(tmp_path / "file")
+    assert np.array_equal(load_file(tmp_path / "file")[name], value)
+    for changed in (name, raw):
+        out = alone.push_pull(changed, alone.pull(changed).result()).result()
+        assert not np.array_equal(out, value)
+    alone.load(tmp_path / "file")
+    assert np.array_equal(alone.pull(name).result(), value)
+    assert np.array_equal(alone.pull(raw).result(), value[:, 0, :5, 0] + 1j)
+    with fptps.KVWorker() as other:
+        other.init(name, np.ascontiguousarray(value), consistency="async")
+        other.init(raw, np.asfortranarray(value[:, 0, :5, 0] + 1j), consistency="async")
+        with pytest.raises(fptps.CheckpointError, match=r"has order \[\], in the file \[2, 3, 0\]"):
+            other.load(tmp_path / "file")
 
 
 def test_clock_of_workers_that_are_apart(pair, key, tmp_path):
     in_threads(*[lambda kv=kv: kv.init(key, np.zeros(9_000), consistency="async") for kv in pair])
     for _ in range(3):
-        pair[1].push(key, np.ones(9_000)).wait()
-    pair[0].skip(key).wait()
+        pair[1].push(key, np.ones(9_000)).result()
+    pair[0].skip(key).result()
     assert [kv.clock(key) for kv in pair] == [[1, 3], [1, 3]]
-    pair[0].save(tmp_path / "file")
-    pair[1].save(tmp_path / "nothing")  # rank 0's call takes effect, this one has none
+    in_threads(*[lambda kv=kv: kv.save(tmp_path / ("nothing" if kv.rank else "file")) for kv in pair])
     assert os.listdir(tmp_path) == ["file"]
-    pair[0].push(key, np.ones(9_000)).wait()
+    pair[0].push(key, np.ones(9_000)).result()
     in_threads(*[lambda kv=kv: kv.load(tmp_path / "file") for kv in pair])
     assert [kv.clock(key) for kv in pair] == [[1, 3], [1, 3]]
-    assert pair[0].pull(key).wait()[0] == pair[1].pull(key).wait()[-1] == 3
-    pair[1].skip(key).wait()
+    assert pair[0].pull(key).result()[0] == pair[1].pull(key).result()[-1] == 3
+    pair[1].skip(key).result()
     assert pair[0].clock(key) == [1, 4]
     with fptps.KVWorker() as alone:
         alone.init(key, np.zeros(9_000), consistency="async")
@@ -214,7 +247,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_does_not_fit_changes_nothing(tmp_path, damage):
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, damage):
     with fptps.KVWorker() as kv:
         begin(kv, np.float32, RULES["adam"])
         train(kv, np.float32, range(2))
@@ -229,7 +262,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path, damage):
         train(kv, np.float32, [4])
 
 
-def test_what_is_saved_is_asked_for(tmp_path, alone, key):
+def test_refused(tmp_path, alone, key):
     with pytest.raises(FileNotFoundError):
         alone.load(tmp_path / "nothing")
     alone.init(key, np.zeros(3))
@@ -243,7 +276,7 @@ def test_what_is_saved_is_asked_for(tmp_path, alone, key):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_long_save_tells_how_far_it_is(tmp_path, alone, key, monkeypatch, caplog):
+def test_a_long_save_logs_its_progress(tmp_path, alone, key, monkeypatch, caplog):
     monkeypatch.setattr(checkpoint, "PROGRESS_S", 0)
     alone.init(key, np.zeros(5_000_000, np.float32), consistency="async")
     with caplog.at_level("INFO", "fptps"):
@@ -258,12 +291,64 @@ def test_a_push_in_flight(tmp_path, pair, key):
     in_threads(*[lambda kv=kv: kv.init(key, np.zeros(3)) for kv in pair])
     pair[0].set_optimizer(optim.SGD(), keys=[key])
     pushed = pair[0].push(key, np.ones(3))
-    with pytest.raises(fptps.BusyError, match="round 1 is under way"):
-        pair[0].save(tmp_path / "file")
+    for error in on_both(pair, lambda kv: kv.save(tmp_path / "file")):
+        assert isinstance(error, fptps.BusyError)
+        assert "round 1 is under way" in str(error)
     assert os.listdir(tmp_path) == []
     pair[1].skip(key)
-    pushed.wait()
-    pair[0].save(tmp_path / "file")
+    pushed.result()
+    assert on_both(pair, lambda kv: kv.save(tmp_path / "file")) == [None, None]
+
+
+def test_a_failure_of_rank_0_is_raised_by_all(tmp_path, pair, key):
+    in_threads(*[lambda kv=kv: kv.init(key, np.zeros(3), "async") for kv in pair])
+    missing = tmp_path / "nothing"
+    for rank, error in enumerate(on_both(pair, lambda kv: kv.load(missing))):
+        assert isinstance(error, FileNotFoundError)
+        assert ("worker 0" in str(error)) == (rank == 1)
+    for error in on_both(pair, lambda kv: kv.save(tmp_path / "no folder" / "file")):
+        assert isinstance(error, FileNotFoundError)
+    (tmp_path / "file").write_text("no checkpoint")
+    for error in on_both(pair, lambda kv: kv.load(tmp_path / "file")):
+        assert isinstance(error, fptps.CheckpointError)
+        assert "is no whole safetensors file" in str(error)
+    assert on_both(pair, lambda kv: kv.pull(key).result().tolist()) == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("verb", ["save", "load"])
+def test_the_others_wait_as_long_as_rank_0_makes_progress(tmp_path, pair, key, monkeypatch, verb):
+    in_threads(*[lambda kv=kv: kv.init(key, np.zeros(3), "async") for kv in pair])
+    if verb == "load":
+        assert on_both(pair, lambda kv: kv.save(tmp_path / "file")) == [None, None]
+    work = getattr(checkpoint, verb)
+
+    def slow(worker, path, progress):
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            progress()
+            time.sleep(0.01)  # work that takes longer than the other worker's timeout
+        work(worker, path, progress)
+
+    monkeypatch.setattr(checkpoint, verb, slow)
+    monkeypatch.setattr(pair[1]._session, "timeout", 4.0)
+    assert on_both(pair, lambda kv: getattr(kv, verb)(tmp_path / "file")) == [None, None]
+
+
+@pytest.mark.parametrize("verb", ["save", "load"])
+def test_the_others_learn_of_the_death_of_rank_0(tmp_path, gate, verb):
+    def work(path):
+        with fptps.KVWorker() as kv:
+            kv.init(0, np.zeros(3), "async")
+            if kv.rank == 0:
+                setattr(checkpoint, verb, lambda *_: pass_gate(address, b""))
+            getattr(kv, verb)(path)
+
+    address = gate.address
+    with fptps.LocalCluster(2, 1).start(work, tmp_path / "file") as run_:
+        gate.wait()
+        os.kill(run_.process("worker", 0).pid, signal.SIGKILL)
+        outcomes = run_.outcomes()
+    assert isinstance(outcomes[1].error, fptps.NodeLostError), outcomes[1].error
 
 
 @pytest.mark.parametrize("moment", ["while_writing", "before_the_replacing"])

@@ -23,7 +23,7 @@ import fptps
 
 with fptps.KVWorker() as kv:
     kv.init(0, np.zeros(4))
-    print("rank", kv.rank, "sum", kv.push_pull(0, np.full(4, kv.rank + 1.0)).wait()[0], *sys.argv[1:])
+    print("rank", kv.rank, "sum", kv.push_pull(0, np.full(4, kv.rank + 1.0)).result()[0], *sys.argv[1:])
 """
 
 
@@ -70,8 +70,11 @@ while True:
 @pytest.mark.parametrize("code", ["pass", LISTENING], ids=["at_once", "when_the_scheduler_listens"])
 def test_program_that_makes_no_worker(code):
     done = fptps_command("run", "-n", 2, "-s", 1, sys.executable, "-c", code)
-    assert done.returncode == 0
-    assert "fptps: " not in done.stderr  # nothing of the launcher's
+    assert done.returncode == 1
+    assert re.findall("^fptps: .*", done.stderr, re.MULTILINE) == [
+        "fptps: the program ended well, but no cluster came about: no worker joined. Does it make an fptps.KVWorker() "
+        "(or fptps.ps.start())?"
+    ]
 
 
 @pytest.mark.parametrize("way", ["sys.exit(0)", "os._exit(0)"])
@@ -105,6 +108,49 @@ def test_signals_end_every_process(gate, number):
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
+CHECKPOINT = """
+import helpers, signal, sys, time
+def save(number, frame):
+    end = time.monotonic() + 4  # longer than the processes of other runs get
+    while time.monotonic() < end:
+        signal.sigtimedwait([], end - time.monotonic())
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+helpers.pass_gate({address!r})
+"""
+
+
+def test_processes_have_time_for_a_checkpoint(gate):
+    command = [*FPTPS, "run", sys.executable, "-c", CHECKPOINT.format(address=gate.address)]
+    running = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    gate.wait()
+    running.send_signal(signal.SIGTERM)
+    out, err = running.communicate(timeout=60)
+    assert out == "[worker 0] saved\n"
+    assert re.search(
+        "^fptps: still running, killed 30 s after the signal, or by a second one: .*worker 0$", err, re.MULTILINE
+    )
+    assert running.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("grace", "signals"), [("0.1", 1), ("1000", 2)], ids=["grace", "second"])
+def test_processes_that_do_not_end(gate, grace, signals):
+    code = f"import helpers, signal; signal.signal(signal.SIGINT, lambda *_: None); helpers.pass_gate({gate.address!r})"
+    command = [*FPTPS, "run", "--grace", grace, sys.executable, "-c", code]
+    running = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    gate.wait()
+    running.send_signal(signal.SIGINT)
+    if signals > 1:
+        for line in running.stderr:  # the first has been taken
+            if "or by a second one" in line:
+                break
+        running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert re.search("^fptps: still running, ended by SIGKILL: .*worker 0", err, re.MULTILINE)
+    assert running.returncode == 128 + signal.SIGINT
+
+
 def descendants(pid):
     """The children of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -112,14 +158,14 @@ def descendants(pid):
 
 def test_nodes_by_hand():
     """A cluster that is started command by command, as on several machines."""
-    from fptps.launch import reserved_port
+    from fptps.cluster._commands import reserved_port
 
     with reserved_port() as port:
         options = ["--host", "127.0.0.1", "--port", port, "--workers", 2, "--servers", 1]
         work = (
             "import sys, fptps, numpy\n"
             f"with fptps.KVWorker('127.0.0.1:{port}', 2, 1) as kv:\n"
-            "    kv.init(1, numpy.ones(3)); assert kv.push_pull(1, numpy.ones(3)).wait()[2] == 2\n"
+            "    kv.init(1, numpy.ones(3)); assert kv.push_pull(1, numpy.ones(3)).result()[2] == 2\n"
         )
         worker = subprocess.run
         done = in_threads(
@@ -128,6 +174,18 @@ def test_nodes_by_hand():
             *[lambda: worker([sys.executable, "-c", work], env=ENVIRONMENT, timeout=60, check=True)] * 2,
         )
     assert [each.returncode for each in done] == [0] * 4, [each.stderr for each in done]
+    printed = [re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", line) for line in done[0].stderr.splitlines()]
+    assert f"at 127.0.0.1:{port}, waiting for 2 workers and 1 server" in done[0].stderr
+    assert printed[0] == "fptps scheduler: at ADDRESS, waiting for 2 workers and 1 server"
+    asked = re.compile(r"fptps scheduler: (worker|server) at ADDRESS has asked to join, (.*) missing")
+    roles, missing = zip(*[asked.fullmatch(line).groups() for line in printed[1:-1]])
+    assert sorted(roles) == ["server", "worker", "worker"]
+    left = [f"{roles[i:].count('worker')} {roles[i:].count('server')}" for i in (1, 2, 3)]
+    words = {"2 0": "2 workers", "1 1": "1 worker and 1 server", "1 0": "1 worker", "0 1": "1 server", "0 0": "no node"}
+    assert missing == tuple(words[each] for each in left)
+    assert printed[-1] == (
+        "fptps scheduler: all nodes have joined: server 0 at ADDRESS, worker 0 at ADDRESS, worker 1 at ADDRESS"
+    )
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server"])
@@ -146,7 +204,7 @@ def test_server_without_a_scheduler(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_scheduler_ends_by_signals(number):
-    from fptps.launch import reserved_port
+    from fptps.cluster._commands import reserved_port
 
     with reserved_port() as port:
         options = ["--host", "127.0.0.1", "--port", str(port), "-n", "1", "-s", "0"]
@@ -159,7 +217,7 @@ def test_scheduler_ends_by_signals(number):
 
 
 def listening(port):
-    """Waits until somebody listens on a port."""
+    """Waits until a process listens on a port."""
     import contextlib
     import socket
 

@@ -23,7 +23,7 @@ def test_values_become_their_neighbours(bits):
     assert codes.nbytes <= 512 * np.ceil(5000 / (504 * 8 // bits))
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_codes():
     values = drawn(0, 5000)
     first, again, other = (Quantizer().encode(values, seed).blocks for seed in (-5, -5, 2**70))
     assert np.array_equal(first, again)
@@ -46,7 +46,7 @@ def test_the_seed_decides():
         (lambda: Codes(8, 4).decode(np.ones(5, np.float32)), ValueError, "4 values do not fit into 5"),
     ],
 )
-def test_what_makes_no_sense(call, error, text):
+def test_invalid_arguments(call, error, text):
     with pytest.raises(error, match=text):
         call()
 
@@ -60,7 +60,7 @@ def test_a_sum_is_the_same_everywhere(pair, key, bits, count, range, op):
         codes = Quantizer(bits, range).encode(drawn(kv.rank, count), seed=kv.rank)
         mine = codes.decode()
         kv.init(key, codes)
-        kv.push_pull(key, codes, out=codes, op=op).wait()
+        kv.push_pull(key, codes, out=codes, op=op).result()
         return mine, codes
 
     (mine, codes), (others, same) = in_threads(*[lambda kv=kv: work(kv) for kv in pair])
@@ -72,15 +72,15 @@ def test_a_sum_is_the_same_everywhere(pair, key, bits, count, range, op):
 
 
 @pytest.mark.parametrize("bits", [5, 8])
-def test_who_skips_adds_nothing(pair, key, bits):
+def test_a_skip_adds_nothing(pair, key, bits):
     first, second = pair
     codes = Quantizer(bits, range=1.0).encode(drawn(0, 1000), seed=0)
     mine = codes.decode()
     in_threads(lambda: first.init(key, codes), lambda: second.init(key, Codes(bits, 1000)))
     ticket = second.skip(key)
-    first.push_pull(key, codes, out=codes).wait()
-    ticket.wait()
-    pulled = second.pull(key).wait()
+    first.push_pull(key, codes, out=codes).result()
+    ticket.result()
+    pulled = second.pull(key).result()
     assert np.abs(codes.decode() - mine).max() < 1e-6  # its own grid: nothing is rounded twice
     assert np.array_equal(pulled.blocks, codes.blocks)
     assert np.array_equal(pulled.decode(), codes.decode())

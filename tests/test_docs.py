@@ -1,4 +1,4 @@
-"""The programs in README.md, docs/python.md, docs/store.md and docs/ps-lite.md, run as they stand there."""
+"""The Python programs in README.md and docs/, run unchanged."""
 
 import os
 import re
@@ -8,6 +8,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from warm import PYTHON
+
+# Processes that import PyTorch, several at a time, beside other tests.
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,11 +40,11 @@ def run(folder, program, *cluster):
     """Runs a program, on a cluster where one is given; gives its lines of output."""
     path = folder / "program.py"
     path.write_text(program)
-    launcher = ["-m", "fptps", "run", *cluster] if cluster else []
-    command = [sys.executable, *launcher, *([sys.executable] if cluster else []), str(path)]
+    launcher = [sys.executable, "-m", "fptps", "run", *cluster] if cluster else []
+    command = [*launcher, *(PYTHON if "import torch" in program else [sys.executable]), str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=100, check=False
+        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(done.stdout.splitlines())
@@ -51,8 +55,11 @@ def run(folder, program, *cluster):
 def test_train_of_the_readme(tmp_path, workers):
     (train,) = snippets("README.md")
     lines = run(tmp_path, train, *(["-n", str(workers), "-s", "1"] if workers > 1 else []))
-    pattern = re.compile(r"worker (\d) of (\d): loss \d\.\d{3}$")
-    assert [pattern.search(line).groups() for line in lines] == [(str(r), str(workers)) for r in range(workers)]
+    pattern = re.compile(r"worker (\d) of (\d): (\[.*\])$")
+    found = [pattern.search(line).groups() for line in lines]
+    assert [each[:2] for each in found] == [(str(r), str(workers)) for r in range(workers)]
+    assert len({bias for *_, bias in found}) == 1
+    assert len([line for line in train.splitlines() if line]) == 15
 
 
 def test_store(tmp_path):
@@ -75,7 +82,45 @@ def test_local_updates(tmp_path):
 
 
 def test_every_snippet_is_tested():
-    assert len(snippets("docs/python.md")) == 3
+    pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    found = {page: len(snippets(page)) for page in pages if snippets(page)}
+    assert found == {
+        "README.md": 1,
+        "docs/counters.md": 1,
+        "docs/first-steps.md": 3,
+        "docs/index.md": 1,
+        "docs/local.md": 1,
+        "docs/ps-lite.md": 1,
+        "docs/python.md": 4,
+        "docs/store.md": 3,
+    }
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/first-steps.md"])
+def test_hello(tmp_path, page):
+    hello = snippets(page)[0]
+    assert run(tmp_path, hello) == ["worker 0 of 1: [1. 1. 1.]"]
+    expected = [f"[worker {rank}] worker {rank} of 3: [6. 6. 6.]" for rank in range(3)]
+    assert run(tmp_path, hello, "-n", "3", "-s", "1") == expected
+    assert "\n".join(expected) in "\n".join(sorted((ROOT / page).read_text().splitlines()))
+
+
+@pytest.mark.demo
+def test_train_of_the_first_steps(tmp_path):
+    lines = run(tmp_path, snippets("docs/first-steps.md")[1], "-n", "2", "-s", "1")
+    assert [re.search(r"worker (\d): loss 0\.\d{3}$", line)[1] for line in lines] == ["0", "1"]
+
+
+def test_a_test_of_the_first_steps(tmp_path):
+    assert run(tmp_path, snippets("docs/first-steps.md")[2] + "test_total()\nprint('passed')\n") == ["passed"]
+
+
+def test_counters(tmp_path):
+    lines = run(tmp_path, snippets("docs/counters.md")[0], "-n", "2", "-s", "1")
+    found = [re.search(r"worker (\d)\] (pushed \d+ MB/s|waited \d+% of the time)$", line).groups() for line in lines]
+    assert [(rank, text.split()[0]) for rank, text in found] == [
+        ("0", "pushed"), ("0", "waited"), ("1", "pushed"), ("1", "waited"),
+    ]  # fmt: skip
 
 
 def test_worker(tmp_path):
@@ -95,5 +140,11 @@ def test_tickets(tmp_path):
     assert lines == [f"[worker {rank}] [2. 2.]" for rank in range(2)]
 
 
+def test_values_of_one_worker(tmp_path):
+    program = snippets("docs/python.md")[2]
+    assert run(tmp_path, program) == ["1.0 1 0.1 1"]
+    assert run(tmp_path, program, "-n", "2", "-s", "1") == [f"[worker {rank}] 1.0 1 0.1 2" for rank in range(2)]
+
+
 def test_clusters_in_tests(tmp_path):
-    assert run(tmp_path, snippets("docs/python.md")[2] + "test_it()\nprint('passed')\n") == ["passed"]
+    assert run(tmp_path, snippets("docs/python.md")[3] + "test_it()\nprint('passed')\n") == ["passed"]

@@ -1,10 +1,12 @@
 """fptps.errors: one class for each code of the core."""
 
 import builtins
+import copy
 import pickle
 import re
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import fptps
@@ -21,14 +23,36 @@ def test_codes_are_those_of_the_core():
 
 @pytest.mark.parametrize(("code", "kind"), errors.CLASSES.items())
 def test_from_core(code, kind):
-    error = errors.from_core(RuntimeError(f"fptps:{code}: key 3: what: where"))
+    error = errors.from_core(f'fptps:{code}{{"key":3}}: key 3: what: {{where}}')
     assert type(error) is kind
-    assert error.args == ("key 3: what: where",)
+    assert error.args == ("key 3: what: {where}",)
+    assert getattr(error, "key", 3) == 3
 
 
-@pytest.mark.parametrize("text", ["", "boom", "fptps:", "fptps:nonsense: x", "x fptps:busy: y"])
-def test_what_the_core_should_not_say_is_an_internal_error(text):
-    error = errors.from_core(RuntimeError(text))
+def test_attributes_are_those_of_the_core():
+    fields = re.findall(r'`json:"(\w+),omitempty"`', FAULT.read_text())
+    assert fields == ["role", "rank", "key", "missing"]
+    error = errors.from_core('fptps:node_lost{"role":"worker","rank":0,"key":"a/b","missing":["server 1"]}: text')
+    assert (error.role, error.rank, error.key, error.missing) == ("worker", 0, "a/b", ("server 1",))
+    error = errors.from_core("fptps:closed{}: text")
+    assert (error.role, error.rank, error.key, error.missing) == (None, None, None, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "boom",
+        "fptps:",
+        "fptps:nonsense{}: x",
+        "x fptps:busy{}: y",
+        "fptps:busy: y",
+        "fptps:busy{: y",
+        "fptps:busy{} y",
+    ],
+)
+def test_text_without_a_known_code_is_an_internal_error(text):
+    error = errors.from_core(text)
     assert type(error) is fptps.InternalError
     assert str(error) == text
 
@@ -42,9 +66,18 @@ def test_families():
 
 @pytest.mark.parametrize("kind", [*errors.CLASSES.values(), fptps.RankError])
 def test_errors_survive_pickling(kind):
-    again = pickle.loads(pickle.dumps(kind("text")))
-    assert type(again) is kind
-    assert again.args == ("text",)
+    about = (
+        {"role": "worker", "rank": 2, "key": "w", "missing": ("server 0",)}
+        if issubclass(kind, fptps.FptpsError)
+        else {}
+    )
+    for module in (pickle, cloudpickle, copy):
+        error = kind("text", **about)
+        again = copy.copy(error) if module is copy else pickle.loads(module.dumps(error))
+        assert type(again) is kind
+        assert again.args == ("text",)
+        assert vars(again) == about
+        assert str(again) == str(error)
 
 
 def test_public_names():

@@ -35,13 +35,13 @@ def in_child(function):
     assert os.waitpid(child, 0)[1] == 0, text
 
 
-def test_every_method_says_so(pair, key):
+def test_every_method_raises_in_the_child(pair, key):
     one, two = pair
     a = np.ones(3)
     in_threads(*(lambda kv=kv: kv.init(key, a) for kv in pair))
     ticket = one.push_pull(key, a)
     done = two.push_pull(key, a)
-    done.wait()
+    done.result()
 
     def child():
         for call in (
@@ -59,20 +59,20 @@ def test_every_method_says_so(pair, key):
         ):
             with pytest.raises(fptps.ClosedError, match="spawn"):
                 call()
-        with pytest.raises(fptps.ClosedError, match="fork") if ticket._number else pytest.raises(SystemExit):
-            ticket.wait()
+        with pytest.raises(fptps.ClosedError, match="fork") if not ticket._ends else pytest.raises(SystemExit):
+            ticket.result()
             raise SystemExit
-        assert done.wait().tolist() == [2, 2, 2]
+        assert done.result().tolist() == [2, 2, 2]
         assert (one.rank, one.num_workers) == (0, 2)
         one.close()
         one.__del__()
 
     in_child(child)
-    assert ticket.wait().tolist() == [2, 2, 2]
+    assert ticket.result().tolist() == [2, 2, 2]
 
 
 def test_data_sockets_are_closed_in_the_child(pair):
-    numbers = [int(number) for kv in pair for number in _core.sockets(kv._handle).split(",")]
+    numbers = [int(number) for kv in pair for number in _core.sockets(kv._session.handle).split(",")]
     assert len(numbers) > 4
     kept, kept_write = os.pipe()
 
@@ -102,7 +102,7 @@ def test_the_parent_goes_on(pair, key):
     for _ in range(3):
         tickets = [kv.push_pull(key, np.ones(10**5)) for kv in pair]
         in_child(lambda: None)
-        assert [ticket.wait()[-1] for ticket in tickets] == [2, 2]
+        assert [ticket.result()[-1] for ticket in tickets] == [2, 2]
 
 
 FORK_FIRST = """
@@ -110,7 +110,7 @@ import os, fptps, numpy
 child = os.fork()
 with fptps.KVWorker() as kv:
     kv.init(0, numpy.ones(2))
-    assert kv.pull(0).wait().tolist() == [1, 1]
+    assert kv.pull(0).result().tolist() == [1, 1]
 assert not child or os.waitpid(child, 0)[1] == 0
 """
 

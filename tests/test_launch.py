@@ -1,4 +1,4 @@
-"""fptps.launch: processes that are run to their end, whatever they do."""
+"""fptps.cluster: processes that are run to their end, whatever they do."""
 
 import contextlib
 import io
@@ -13,7 +13,10 @@ import pytest
 from helpers import Gate
 
 from fptps._node import NO_WORKERS
-from fptps.launch import HOST, KILL_S, Command, Ending, Process, Supervisor, cluster_commands, reserved_port
+from fptps.cluster._commands import HOST, cluster_commands, reserved_port
+from fptps.cluster._ending import KILL_S, Ending
+from fptps.cluster._process import Command, Process
+from fptps.cluster._supervisor import Supervisor
 
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -24,7 +27,7 @@ def python(role, rank, code, *arguments):
 
 
 def supervise(*commands, grace=0.2):
-    """Runs processes to their end: the supervisor, the exit code, and what they wrote."""
+    """Runs processes to their end: the supervisor, the exit code, and the output."""
     out, err = io.StringIO(), io.StringIO()
     supervisor = Supervisor(list(commands), grace=grace, out=out, err=err)
     return supervisor, supervisor.run(), out.getvalue(), err.getvalue()
@@ -84,7 +87,7 @@ def test_when_one_fails_the_others_are_ended():
     assert "still running, ended by SIGTERM: server 0, worker 1" in err
 
 
-def test_the_others_run_on_where_that_is_wished(gate):
+def test_the_others_run_on_with_keep_going(gate):
     commands = [
         python("scheduler", 0, "import sys; sys.exit(1)"),
         python("worker", 0, "import os; os.kill(os.getpid(), 9)"),
@@ -102,14 +105,14 @@ def test_the_others_run_on_where_that_is_wished(gate):
     assert [process.returncode for process in supervisor.processes] == [1, -signal.SIGKILL, 0]
 
 
-def test_servers_that_wait_for_nobody_are_ended():
+def test_servers_without_workers_are_ended():
     supervisor, code, _, err = supervise(python("server", 0, SLEEP), python("worker", 0, "pass"), grace=30)
     assert code == 0
     assert supervisor.processes[0].returncode == -NO_WORKERS
     assert err == ""
 
 
-def test_a_program_that_is_not_there():
+def test_a_missing_program():
     _, code, _, err = supervise(Command("worker", 0, ["/no/such/program"], ENVIRONMENT))
     assert code == 127
     assert "[worker 0] fptps: cannot run '/no/such/program': No such file" in err
@@ -141,8 +144,8 @@ def test_servers_that_do_not_end_with_the_workers_are_ended(gate):
     assert err.getvalue() == "fptps: still running, ended by SIGTERM: server 0\n"
 
 
-@pytest.mark.parametrize(("scheduler", "told"), [(1, True), (0, False)])
-def test_worker_that_ended_early_is_named(gate, scheduler, told):
+@pytest.mark.parametrize(("scheduler", "named"), [(1, True), (0, False)])
+def test_worker_that_ended_early_is_named(gate, scheduler, named):
     commands = [
         python("scheduler", 0, f"import sys; sys.exit({scheduler})"),
         python("worker", 0, f"{report(gate)}; import sys; sys.exit(1)"),
@@ -157,7 +160,7 @@ def test_worker_that_ended_early_is_named(gate, scheduler, told):
     gate.open()
     assert join() == 1
     early = f"before the cluster had ended in good order: worker 1 (pid {supervisor.processes[2].pid})\n"
-    assert err.getvalue().endswith(early) == told
+    assert err.getvalue().endswith(early) == named
 
 
 def run_in_thread(supervisor):
@@ -217,7 +220,7 @@ def test_a_stopped_process_ends_too(gate):
 
 def test_nothing_outlives_a_parent_that_is_killed(gate):
     code = (
-        "from fptps.launch import *\n"
+        "import os, sys\nfrom fptps.cluster._supervisor import *\n"
         f"c = lambda r: Command('worker', r, [sys.executable, '-c', {report(gate)!r}], dict(os.environ))\n"
         "Supervisor([c(0), c(1)]).run()\n"
     )
@@ -228,7 +231,7 @@ def test_nothing_outlives_a_parent_that_is_killed(gate):
     assert parent.wait() == -signal.SIGKILL
 
 
-def test_reader_that_goes_away(gate):
+def test_output_whose_reader_has_ended(gate):
     read, write = os.pipe()
     os.close(read)
     out = os.fdopen(write, "w")
@@ -238,7 +241,7 @@ def test_reader_that_goes_away(gate):
         out.close()
 
 
-def test_reserved_port_is_for_who_names_it():
+def test_reserved_port_is_for_those_that_name_it():
     with reserved_port() as port, socket.socket() as scheduler, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind((HOST, 0))
@@ -251,7 +254,7 @@ def test_reserved_port_is_for_who_names_it():
 
 
 def test_commands():
-    base = {"KEPT": "1", "PORT": "80", "DMLC_ROLE": "other", "PYTHONUNBUFFERED": "0"}
+    base = {"KEPT": "1", "PORT": "80", "FPTPS_DATA_PORT": "81", "DMLC_ROLE": "other", "PYTHONUNBUFFERED": "0"}
     commands = cluster_commands(2, 1, 1234, lambda rank: ["train", str(rank)], base)
     assert [(c.role, c.rank) for c in commands] == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
     assert commands[3].arguments == ["train", "1"]
@@ -260,7 +263,7 @@ def test_commands():
         shared = {"KEPT": "1", "DMLC_PS_ROOT_URI": HOST, "DMLC_PS_ROOT_PORT": "1234", "DMLC_NODE_HOST": HOST}
         shared |= {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_ROLE": command.role, "PYTHONUNBUFFERED": "0"}
         assert shared.items() <= command.environment.items()
-        assert "PORT" not in command.environment
+        assert not {"PORT", "FPTPS_DATA_PORT"} & command.environment.keys()
     again = cluster_commands(2, 1, 1234, lambda rank: ["train"], base)
     assert again[0].environment["FPTPS_TOKEN"] != commands[0].environment["FPTPS_TOKEN"]
 

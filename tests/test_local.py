@@ -24,7 +24,7 @@ def test_results_by_rank():
     def work(base, array):
         with fptps.KVWorker() as kv:
             kv.init(0, array)
-            sum_ = kv.push_pull(0, array + kv.rank).wait()
+            sum_ = kv.push_pull(0, array + kv.rank).result()
             return kv.rank, kv.num_workers, kv.num_servers, os.environ["DMLC_WORKER_ID"], base, sum_
 
     results = fptps.LocalCluster(2, 1).run(work, "base", np.zeros(3))
@@ -123,7 +123,7 @@ def test_processes_end_with_the_block(gate):
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(0, 1), (1, -1)])
-def test_numbers_that_make_no_sense(workers, servers):
+def test_invalid_numbers(workers, servers):
     with pytest.raises(
         ValueError, match=f"servers={servers}: a cluster has at least one worker, and 0 or more servers"
     ):

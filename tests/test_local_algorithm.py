@@ -7,7 +7,7 @@ import random
 import pytest
 
 pytest.importorskip("torch")
-from fptps.torch.local.algorithm import Act, Algorithm, cut, decide
+from fptps.torch.local._algorithm import Act, Algorithm, cut, decide
 
 pytestmark = pytest.mark.demo
 
@@ -19,17 +19,17 @@ pytestmark = pytest.mark.demo
         ({"total_steps": 0}, "total_steps is 0, but at least 1"),
         ({"fragments": 0}, "fragments is 0, but at least 1"),
         ({"delay": 2}, "delay is 2, but 0 to 1, the steps of a round"),
-        ({"mixing": 1.0}, "mixing is 1.0, but a share from 0 to below 1"),
+        ({"mixing": 1.0}, "mixing is 1.0, but a number from 0 to below 1"),
         ({"error_feedback": True}, "there is no quantizer"),
     ],
 )
-def test_settings_that_make_no_sense(settings, text):
+def test_invalid_settings(settings, text):
     with pytest.raises(ValueError, match=text):
         Algorithm(**{"steps": 1, "total_steps": 1, **settings})
 
 
 def test_the_decisions():
-    """Every state of a worker, and what it does."""
+    """Every state of a worker, and its next action."""
     waits, overlaps = Algorithm(steps=3, total_steps=9), Algorithm(steps=3, total_steps=9, overlap=True)
     delayed = Algorithm(steps=3, total_steps=9, delay=2)
     for steps in range(4):

@@ -27,7 +27,7 @@ from local_updates import (  # noqa: E402
 )
 
 from fptps.torch.local import DQLOSP, LOSP, OSP, DiLoCo, LocalSGD, Nesterov, StreamingDiLoCo  # noqa: E402
-from fptps.torch.local.exchange import Exchange  # noqa: E402
+from fptps.torch.local._exchange import Exchange  # noqa: E402
 
 pytestmark = pytest.mark.demo
 
@@ -152,7 +152,7 @@ def test_the_network_works_while_the_worker_computes(cluster, first_key, name):
         return [round.steps for round in rounds]
 
     *trainers, _ = in_threads(*[lambda kv=kv: work(kv) for kv in cluster])
-    assert trainers == [[1] * 10] * TRAINERS  # no step more: the sum was there
+    assert trainers == [[1] * 10] * TRAINERS  # no step more: the sum had arrived
 
 
 @pytest.mark.parametrize("feedback", [False, True])
@@ -178,7 +178,7 @@ def test_dqlosp_follows_its_equations(cluster, first_key, scripted, bits, stated
 
 
 def assert_sent_what_its_steps_moved(run, i, levels, stated, feedback):
-    """Each message of worker i is within a step of the quantiser of what its steps, repeated here, give."""
+    """Each message of worker i differs by at most one step of the quantiser from the update computed again here."""
     model, number, w, stats = net(0), 0, flat(trained(net(0))), flat(statistics(net(0)))
     begin, residual = w, torch.zeros_like(w)
     for steps, message, after, stats_after in zip(run.sent[i], run.messages[i], run.w[0], run.statistics):
@@ -190,9 +190,9 @@ def assert_sent_what_its_steps_moved(run, i, levels, stated, feedback):
         d = begin - flat(trained(model))
         wanted = d + residual if feedback else d
         limit = float(wanted.abs().max()) if stated is None else stated
-        told = torch.from_numpy(message).double()
-        assert float((told - wanted.clamp(-limit, limit)).abs().max()) < 1.01 * limit / levels + 1e-6
-        residual = wanted - told
+        decoded = torch.from_numpy(message).double()
+        assert float((decoded - wanted.clamp(-limit, limit)).abs().max()) < 1.01 * limit / levels + 1e-6
+        residual = wanted - decoded
         begin = w - d  # compensated in full
         put(trained(model), begin)
         put(statistics(model), stats)
@@ -247,7 +247,7 @@ def test_states_of_different_rounds_are_refused_by_name(cluster, first_key):
 
 
 @pytest.mark.parametrize("what", ["algorithm", "model"])
-def test_who_differs_is_refused_by_name(cluster, first_key, what):
+def test_worker_that_differs_is_refused_by_name(cluster, first_key, what):
     def start(kv):
         model = net(0) if what != "model" or kv.rank != 1 else torch.nn.Linear(2, 2)
         steps = 6 if what == "algorithm" and kv.rank == 1 else 5

@@ -1,32 +1,41 @@
-"""examples/osp as whole clusters of processes: each algorithm against its equations, and all that can go wrong."""
+"""benchmarks/osp as whole clusters of processes: each algorithm against its equations, and all that can go wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from osp import CONFIG, OSP, config_file, fake_cifar10, fake_mnist
+from helpers import in_threads, workers_of_one_process
+from warm import PYTHON
 
-from fptps.launch import HOST, reserved_port
+import fptps
+from fptps.cluster._commands import HOST, reserved_port
+from osp import CONFIG, PROGRAM, ROOT, config_file, fake_cifar10, fake_mnist
 
-pytestmark = pytest.mark.demo
+pytest.importorskip("torch")
+import benchmarks.osp.__main__ as program
+from benchmarks.osp.config import SetupError
+from benchmarks.osp.link import Link
 
-OVERLAPPED = {**CONFIG, "all_iterations": 200, "gamma": 0.075}
+# Processes that import PyTorch, several at a time, beside other tests.
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(300)]
+
+OVERLAPPED = {**CONFIG, "all_iterations": 80, "gamma": 0.075}
 
 
 def fptps_run(processes: int, servers: int, *args: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fptps", "run", "-n", str(processes), "-s", str(servers), "--"]
-    command += [sys.executable, str(OSP / "main.py"), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    command += [*PYTHON, *PROGRAM, *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 
 @contextlib.contextmanager
@@ -37,13 +46,9 @@ def by_hand(
     processes = []
     with reserved_port() as port:
         for rank in ranks:
-            command = [sys.executable, OSP / "main.py", "--rank", rank, *args, *(own or {}).get(rank, [])]
+            command = [*PYTHON, *PROGRAM, "--rank", rank, *args, *(own or {}).get(rank, [])]
             command += ["--ws", len(ranks), "--psip", HOST, "--psport", port]
-            processes.append(
-                subprocess.Popen(
-                    [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-            )
+            processes.append(started(command))
         try:
             yield processes
         finally:
@@ -52,9 +57,14 @@ def by_hand(
                 process.communicate()
 
 
+def started(command: list[Any]) -> subprocess.Popen[str]:
+    parts = [str(part) for part in command]
+    return subprocess.Popen(parts, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Exit codes and outputs."""
-    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
     return [(process.returncode, output) for process, output in zip(processes, outputs)]
 
 
@@ -73,9 +83,8 @@ def reference(sent: list[list[int]], compensated: bool, overlap: bool, config: d
 
     Gives the train losses (round, worker), the test losses of all rounds, and the last global model.
     """
-    import datasets
-    import models
     import torch
+    from benchmarks.osp import datasets, models
     from torch.nn.functional import cross_entropy
 
     data = datasets.digits()
@@ -147,8 +156,8 @@ def assert_follows_the_equations(tmp_path: Path, algorithm: str, config: dict[st
     sent = [[m["iterations"] for m in messages if m["round"] == r["round"]] for r in rounds]
     overlap, compensated = algorithm != "localSGD", "LOSP" in algorithm
     losses, tested, weights = reference(sent, compensated, overlap, config)
-    told = [[m["train_loss"] for m in messages if m["round"] == r["round"]] for r in rounds]
-    for got, wanted in zip(told, losses):
+    reported = [[m["train_loss"] for m in messages if m["round"] == r["round"]] for r in rounds]
+    for got, wanted in zip(reported, losses):
         assert got == pytest.approx(wanted, rel=tolerance)
     assert [r["test_loss"] for r in rounds] == pytest.approx(tested, rel=tolerance)
     final = torch.load(folder / "weights.pt")
@@ -185,11 +194,35 @@ def assert_whole(tmp_path: Path, algorithm: str, config: dict[str, Any]) -> None
     assert {**written, **config, "output_dir": str(tmp_path / "runs")} == written
 
 
-@pytest.mark.parametrize("algorithm", ["OSP", "LOSP", "DQLOSP"])
-def test_by_fptps_run(tmp_path: Path, algorithm: str) -> None:
-    done = fptps_run(3, 1, "--algorithm", algorithm, "--config", config_file(tmp_path, **OVERLAPPED))
+def trained_in_threads(*args: str | Path) -> None:
+    """The PS and two workers, each a thread of this process, which imports PyTorch once."""
+
+    def work(kv: fptps.KVWorker) -> None:
+        link = Link(kv, kv.rank)
+        role = program.prepare(link, program.arguments(list(map(str, args))))
+        try:
+            role.train(link)
+            role.end()
+        finally:
+            role.close()
+
+    with workers_of_one_process(3) as workers:
+        in_threads(*[lambda kv=kv: work(kv) for kv in workers])
+
+
+def trained_by_fptps_run(*args: str | Path) -> None:
+    """The PS and two workers, with a server."""
+    done = fptps_run(3, 1, *args)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "train"),
+    [("OSP", trained_in_threads), ("LOSP", trained_by_fptps_run), ("DQLOSP", trained_in_threads)],
+)
+def test_overlapped(tmp_path: Path, algorithm: str, train: Callable[..., None]) -> None:
+    train("--algorithm", algorithm, "--config", config_file(tmp_path, **OVERLAPPED))
     assert_whole(tmp_path, algorithm, OVERLAPPED)
     # 16-bit codes move the weights by some 1e-4 of a round's update.
     tolerance = 0.02 if algorithm == "DQLOSP" else 1e-3
@@ -208,7 +241,7 @@ def test_by_hand_as_the_original(tmp_path: Path) -> None:
     assert_follows_the_equations(tmp_path, "localSGD", CONFIG, 1e-3)
 
 
-def test_a_rank_started_twice_is_told(tmp_path: Path) -> None:
+def test_a_rank_started_twice_is_an_error(tmp_path: Path) -> None:
     config = {0: ["--config", config_file(tmp_path)]}
     with by_hand([0, 2, 2], "--algorithm", "localSGD", own=config) as processes:
         ended = ends(processes)
@@ -218,32 +251,47 @@ def test_a_rank_started_twice_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("what", "arguments", "text"),
-    [
-        ("algorithm", ["--algorithm", "OSP"], "worker 2 has another algorithm than worker 0"),
-        ("settings", ["--algorithm", "LOSP", "--config"], "worker 2 has another settings than worker 0"),
-        ("data", ["--algorithm", "LOSP", "--data-dir"], "worker 2 has another data than worker 0"),
-    ],
-)
-def test_who_was_started_for_something_else_is_named(
-    tmp_path: Path, what: str, arguments: list[str | Path], text: str
-) -> None:
+def failed_starts(arguments: dict[int, list[str | Path]]) -> list[str]:
+    """Starts the PS and two workers in this process, each with its arguments: the error that each fails with."""
+
+    def start(kv: fptps.KVWorker) -> str:
+        with pytest.raises((SetupError, fptps.FptpsError)) as failure:
+            program.prepare(Link(kv, kv.rank), program.arguments(list(map(str, arguments[kv.rank]))))
+        return str(failure.value)
+
+    with workers_of_one_process(3) as workers:
+        return in_threads(*[lambda kv=kv: start(kv) for kv in workers])
+
+
+def arguments_that_differ(tmp_path: Path, difference: str) -> dict[int, list[str | Path]]:
+    """The arguments of the PS and two workers, of which worker 2 has others."""
     settings = {"model_type": "CNN", "dataset_type": "MNIST"}
-    config, data = config_file(tmp_path, **settings), fake_mnist(tmp_path / "mnist")
-    if what == "settings":
-        (tmp_path / "other").mkdir()
-        arguments = [*arguments, config_file(tmp_path / "other", **settings, K=7)]
-    if what == "data":
-        arguments = [*arguments, fake_mnist(tmp_path / "other", salt=1)]
+    data = fake_mnist(tmp_path / "mnist")
     rest: list[str | Path] = ["--algorithm", "LOSP", "--data-dir", data]
-    own = {0: [*rest, "--config", config], 1: rest, 2: [*rest, *arguments]}
-    with by_hand([0, 1, 2], own=own) as processes:
+    (tmp_path / "other").mkdir()
+    other: list[str | Path] = {
+        "algorithm": ["--algorithm", "OSP"],
+        "settings": ["--config", config_file(tmp_path / "other", **settings, K=7)],
+        "data": ["--data-dir", fake_mnist(tmp_path / "other" / "mnist", salt=1)],
+    }[difference]
+    return {0: [*rest, "--config", config_file(tmp_path, **settings)], 1: rest, 2: [*rest, *other]}
+
+
+@pytest.mark.parametrize("difference", ["algorithm", "settings", "data"])
+def test_worker_that_differs_is_named(tmp_path: Path, difference: str) -> None:
+    failures = failed_starts(arguments_that_differ(tmp_path, difference))
+    assert all(f"worker 2 has another {difference} than worker 0" in failure for failure in failures), failures
+    assert not (tmp_path / "runs").exists()
+
+
+def test_worker_that_differs_ends_all_processes(tmp_path: Path) -> None:
+    with by_hand([0, 1, 2], own=arguments_that_differ(tmp_path, "settings")) as processes:
         ended = ends(processes)
     for code, output in ended:
         assert code == 1, output
         assert "Traceback" not in output
-    assert any(text in output for _, output in ended), ended
+    # The first to see it leaves, so another may see that instead.
+    assert any("worker 2 has another settings than worker 0" in output for _, output in ended), ended
     assert not (tmp_path / "runs").exists()
 
 
@@ -256,20 +304,28 @@ def test_who_was_started_for_something_else_is_named(
         ({"on_lost_worker": "continue"}, [], "start it as `fptps run --keep-going`"),
     ],
 )
-def test_what_cannot_start_is_told_to_all(
-    tmp_path: Path, changes: dict[str, Any], arguments: list[str], text: str
+def test_all_learn_why_the_ps_cannot_start(
+    tmp_path: Path, changes: dict[str, Any], arguments: list[str | Path], text: str
 ) -> None:
-    done = fptps_run(3, 0, "--algorithm", "OSP", "--config", config_file(tmp_path, **changes), *arguments)
+    everywhere: list[str | Path] = ["--algorithm", "OSP", "--config", config_file(tmp_path, **changes), *arguments]
+    failures = failed_starts(dict.fromkeys(range(3), everywhere))
+    assert all(text in failure for failure in failures), failures
+    assert ["the PS cannot start" in failure for failure in failures] == [False, True, True]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_ps_that_cannot_start_ends_all_processes(tmp_path: Path) -> None:
+    done = fptps_run(3, 0, "--algorithm", "OSP", "--config", config_file(tmp_path, model_type="GPT"))
     assert done.returncode == 1, done.stdout
-    assert f"[worker 0] main.py: {text}" in done.stderr or text in done.stderr
+    assert "[worker 0] osp: model_type is 'GPT'" in done.stderr
     assert "the PS cannot start" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_ps_alone_is_told() -> None:
-    command = [sys.executable, str(OSP / "main.py"), "--algorithm", "localSGD"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def test_the_ps_alone_is_an_error() -> None:
+    command = [*PYTHON, *PROGRAM, "--algorithm", "localSGD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert "one process is too few" in done.stderr
     assert "Traceback" not in done.stderr
@@ -287,11 +343,9 @@ def killed_by_hand(tmp_path: Path, workers: int = 3, **changes: Any) -> list[tup
 def killed_in_fptps_run(tmp_path: Path, *options: str, **changes: Any) -> tuple[int, str]:
     """As killed_by_hand(), with `fptps run`."""
     config = config_file(tmp_path, **{**OVERLAPPED, "all_iterations": 600, **changes})
-    command = [sys.executable, "-m", "fptps", "run", *options, "-n", 4, "-s", 0, "--", sys.executable, OSP / "main.py"]
+    command = [sys.executable, "-m", "fptps", "run", *options, "-n", 4, "-s", 0, "--", *PYTHON, *PROGRAM]
     command += ["--algorithm", "LOSP", "--config", config]
-    running = subprocess.Popen(
-        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    running = started(command)
     try:
         wait_for_messages(tmp_path, running)
         (worker,) = (p for p in psutil.Process(running.pid).children() if p.environ().get("DMLC_WORKER_ID") == "2")
@@ -305,13 +359,13 @@ def killed_in_fptps_run(tmp_path: Path, *options: str, **changes: Any) -> tuple[
 def wait_for_messages(tmp_path: Path, process: subprocess.Popen[str]) -> None:
     while not any(path.stat().st_size for path in (tmp_path / "runs").glob("*/messages.jsonl")):
         assert process.poll() is None, process.communicate()
-        os.sched_yield()
+        threading.Event().wait(0.01)
 
 
 def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
     ended = killed_by_hand(tmp_path)
     assert [code for code, _ in ended] == [1, 1, -signal.SIGKILL, 1], ended
-    assert "main.py: worker 2 was lost" in ended[0][1], ended[0][1]
+    assert "osp: worker 2 was lost" in ended[0][1], ended[0][1]
     assert "Traceback" not in ended[0][1]
     assert_ended_with_all_files_whole(tmp_path)
 
@@ -319,7 +373,7 @@ def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
 def test_a_lost_worker_ends_fptps_run(tmp_path: Path) -> None:
     code, output = killed_in_fptps_run(tmp_path)
     assert code == 128 + signal.SIGKILL, output
-    assert "main.py: worker 2 was lost" in output
+    assert "osp: worker 2 was lost" in output
     assert "Traceback" not in output
     assert_ended_with_all_files_whole(tmp_path)
 
@@ -339,14 +393,14 @@ def test_a_lost_worker_leaves_the_others_going_on(tmp_path: Path) -> None:
     ended = killed_by_hand(tmp_path, on_lost_worker="continue")
     assert [code for code, _ in ended] == [0, 0, -signal.SIGKILL, 0], ended
     assert "worker 2 was lost" in ended[0][1]
-    assert "goes on with the 2 workers left" in ended[0][1]
+    assert "continues with the 2 workers left" in ended[0][1]
     assert_went_on_without_worker_2(tmp_path)
 
 
 def test_a_lost_worker_leaves_the_others_of_fptps_run_going_on(tmp_path: Path) -> None:
     code, output = killed_in_fptps_run(tmp_path, "--keep-going", on_lost_worker="continue")
     assert code == 128 + signal.SIGKILL, output  # the lost worker's is the worst
-    assert "goes on with the 2 workers left" in output
+    assert "continues with the 2 workers left" in output
     assert "Traceback" not in output
     assert_went_on_without_worker_2(tmp_path)
 
@@ -373,13 +427,19 @@ def test_the_only_worker_that_is_lost_ends_the_run(tmp_path: Path) -> None:
     assert len(rounds) == summary["rounds"]
 
 
-@pytest.mark.parametrize(("dataset", "model"), [("MNIST", "CNN"), ("Cifar10", "AlexNet"), ("Cifar10", "ResNet18")])
-def test_data_from_a_folder(tmp_path: Path, dataset: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "model", "train"),
+    [
+        ("MNIST", "CNN", trained_by_fptps_run),
+        ("Cifar10", "AlexNet", trained_in_threads),
+        ("Cifar10", "ResNet18", trained_in_threads),
+    ],
+)
+def test_data_from_a_folder(tmp_path: Path, dataset: str, model: str, train: Callable[..., None]) -> None:
     settings = {"model_type": model, "dataset_type": dataset, "batch_size": 8, "K": 2, "all_iterations": 8}
     make = {"MNIST": fake_mnist, "Cifar10": fake_cifar10}[dataset]
     config = config_file(tmp_path, **settings)
-    done = fptps_run(3, 0, "--algorithm", "localSGD", "--data-dir", make(tmp_path / "data"), "--config", config)
-    assert done.returncode == 0, done.stderr
+    train("--algorithm", "localSGD", "--data-dir", make(tmp_path / "data"), "--config", config)
     messages, rounds, summary, _ = records(tmp_path)
     assert (len(messages), len(rounds), summary["iterations"]) == (4, 2, 8)
     # Two workers of the same model with other samples and other dropout.

@@ -1,4 +1,4 @@
-"""The parts of examples/osp that need no cluster: settings, data, and folders."""
+"""The parts of benchmarks/osp that need no cluster: settings, data, and folders."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from osp import OSP, config_file, fake_cifar10, fake_mnist, idx
+
+from osp import ROOT, config_file, fake_cifar10, fake_mnist, idx
 
 pytestmark = pytest.mark.demo
 
 
 def test_mnist_files(tmp_path: Path) -> None:
-    import datasets
+    from benchmarks.osp import datasets
 
     folder = fake_mnist(tmp_path / "mnist")
     data = datasets.mnist(folder)
@@ -40,7 +42,7 @@ def test_mnist_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_shards_share_out_the_samples(workers: int) -> None:
-    import datasets
+    from benchmarks.osp import datasets
 
     shards = [datasets.shard(100, i, workers, seed=5).tolist() for i in range(workers)]
     assert sorted(sample for shard in shards for sample in shard) == list(range(100))
@@ -50,8 +52,8 @@ def test_shards_share_out_the_samples(workers: int) -> None:
 
 
 def test_an_epoch_has_every_sample_once() -> None:
-    import datasets
     import torch
+    from benchmarks.osp import datasets
 
     mine = torch.arange(40, 50)
     queue = datasets.batches(mine, size=4, seed=1)
@@ -79,9 +81,7 @@ def test_an_epoch_has_every_sample_once() -> None:
     ],
 )
 def test_wrong_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    import config
-    import datasets
-    import models
+    from benchmarks.osp import config, datasets, models
 
     def start() -> None:
         settings = config.read(config_file(tmp_path, **changes))
@@ -93,8 +93,8 @@ def test_wrong_settings(tmp_path: Path, changes: dict[str, Any], message: str) -
 
 
 def test_cifar10_files(tmp_path: Path) -> None:
-    import datasets
-    from config import SetupError
+    from benchmarks.osp import datasets
+    from benchmarks.osp.config import SetupError
 
     folder = fake_cifar10(tmp_path / "cifar10")
     data = datasets.cifar10(folder)
@@ -116,8 +116,8 @@ def test_cifar10_files(tmp_path: Path) -> None:
     ],
 )
 def test_models(name: str, channels: int, size: int, parameters: int) -> None:
-    import models
     import torch
+    from benchmarks.osp import models
 
     model = models.build(name, torch.zeros(1, channels, size, size), seed=1)
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -127,8 +127,8 @@ def test_models(name: str, channels: int, size: int, parameters: int) -> None:
 
 
 def test_alexnet_begins_with_signals_that_reach_its_end() -> None:
-    import models
     import torch
+    from benchmarks.osp import models
 
     x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     model = models.build("AlexNet", x[:1], seed=1)
@@ -140,8 +140,7 @@ def test_alexnet_begins_with_signals_that_reach_its_end() -> None:
 
 
 def test_schedules(tmp_path: Path) -> None:
-    import config
-    import schedules
+    from benchmarks.osp import config, schedules
 
     for name, shares in {"constant": [1, 1, 1], "linear": [1, 0.75, 0], "cosine": [1, 0.853553, 0]}.items():
         settings = config.read(config_file(tmp_path, lr_schedule=name, gamma_schedule=name, all_iterations=80))
@@ -152,23 +151,22 @@ def test_schedules(tmp_path: Path) -> None:
 
 
 def test_runs_of_the_same_second_have_their_own_folders(tmp_path: Path) -> None:
-    import records
+    from benchmarks.osp import records
 
     assert len({records.new_folder(tmp_path, "localSGD") for _ in range(3)}) == 3
 
 
-def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
-    import records
-    from config import SetupError
+def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
+    from benchmarks.osp import records
+    from benchmarks.osp.config import SetupError
 
     with pytest.raises(SetupError, match="is there already"):
         records.this_folder(tmp_path)
 
 
-def test_a_full_disk_is_told_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import config
-    import records
+def test_a_full_disk_fails_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
+    from benchmarks.osp import config, records
 
     usage = type("Usage", (), {"free": 1 << 20})
     monkeypatch.setattr(records.shutil, "disk_usage", lambda folder: usage)
@@ -178,7 +176,7 @@ def test_a_full_disk_is_told_before_the_training(tmp_path: Path, monkeypatch: py
 
 
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
-    import records
+    from benchmarks.osp import records
 
     lines = records.Lines(tmp_path / "lines")
     lines.append({"round": 1})
@@ -201,8 +199,16 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
 def test_a_report_of_runs(tmp_path: Path) -> None:
     for name, accuracies in {"one": [0.5, 0.98], "other": [0.4, None]}.items():
         fake_run(tmp_path / name, accuracies)
-    command = [sys.executable, OSP / "report.py", tmp_path / "one", tmp_path / "other", "--out", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.osp.report",
+        tmp_path / "one",
+        tmp_path / "other",
+        "--out",
+        tmp_path / "out",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     header, _, one, other = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
     assert dict(zip(header, one)) == {
@@ -214,7 +220,7 @@ def test_a_report_of_runs(tmp_path: Path) -> None:
         "to 97 %": "20 in 2.0 s",
         "s in all": "3.5",
         "iterations / s": "5.7",
-        "s under way / round": "0.500",
+        "s in flight / round": "0.500",
         "s waited / round": "0.1250",
         "MB to PS": "8.0",
         "MB from PS": "8.0",
@@ -226,17 +232,26 @@ def test_a_report_of_runs(tmp_path: Path) -> None:
         assert (tmp_path / "out" / picture).read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_claims(tmp_path: Path) -> None:
-    import runs
-    from claims import claims
+SCORES: dict[str, list[float | None]] = {
+    "localSGD": [0.5, 0.98],
+    "OSP": [0.97, 0.96],
+    "LOSP": [0.9, 0.965],
+    "DQLOSP-8": [0.5, 0.963],
+    "DQLOSP-16": [0.5, None, 0.967],
+}
 
-    scores = {"localSGD": [0.5, 0.98], "OSP": [0.97, 0.96], "LOSP": [0.9, 0.965], "DQLOSP-8": [0.5, 0.963]}
-    scores["DQLOSP-16"] = [0.5, None, 0.967]
-    for name, accuracies in scores.items():
+
+def test_the_claims_of_two_links_side_by_side(tmp_path: Path) -> None:
+    from benchmarks.osp import claims, runs
+
+    for name, accuracies in SCORES.items():
         fake_run(tmp_path / name, accuracies)
-    lines = claims({name: runs.read(tmp_path / name) for name in scores}).splitlines()[2:]
-    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert [row[1:] for row in told] == [
+    slow = {name: runs.read(tmp_path / name) for name in SCORES}
+    fast = {**slow, "OSP": slow["localSGD"]}  # the same seconds: no later than itself, and no more accurate than LOSP
+    lines = claims.table({"slow": slow, "fast": fast}).splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert header == ["claim", "slow", "bound", "holds", "fast", "bound", "holds"]
+    assert [row[1:4] for row in rows] == [
         ["4", "2", "**no**"],
         ["1", "2", "yes"],
         ["0.125", "0.0125", "**no**"],
@@ -247,10 +262,40 @@ def test_the_claims(tmp_path: Path) -> None:
         *2 * [["1", "0.52", "**no**"]],
         ["0.2", "0.5", "yes"],
     ]
+    assert [row[4:] for row in rows[1:5]] == [
+        ["2", "2", "yes"],
+        ["0.125", "0.0125", "**no**"],
+        ["0.98", "0.965", "**no**"],
+        ["0.98", "0.965", "**no**"],
+    ]
 
 
-def fake_run(folder: Path, accuracies: list[float | None]) -> None:
-    folder.mkdir()
+def test_the_page_shows_both_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.osp import reproduce
+
+    page = tmp_path / "osp.md"
+    page.write_text(f"before\n{reproduce.BEGIN}\nold figures\n{reproduce.END}\nafter\n")
+    for name, value in {"OUT": tmp_path, "PAGE": page, "PICTURES": tmp_path / "osp"}.items():
+        monkeypatch.setattr(reproduce, name, value)
+    for rate in reproduce.RATES:
+        for name, accuracies in {**SCORES, "localSGD-0.025": [0.94], "OSP-0.025": [0.5, 0.94]}.items():
+            fake_run(tmp_path / rate / name, accuracies)
+    fake_run(tmp_path / "100mbit" / "AlexNet", [0.3])
+    names = {**reproduce.COMPARED, **reproduce.SHORTER, **reproduce.SLOWER}
+    reproduce.write_page({label: reproduce.ended(names, rate) for rate, label in reproduce.RATES.items()})
+    text = page.read_text()
+    assert text.startswith(f"before\n{reproduce.BEGIN}\n")
+    assert text.endswith(f"{reproduce.END}\nafter\n")
+    assert "old figures" not in text
+    assert text.index("Links of 100 Mbit/s:") < text.index("Links of 20 Mbit/s:") < text.index("AlexNet")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert cells.count(["OSP-0.025", "20 in 2.0 s", "20 in 2.0 s", "-", "-", "-"]) == 2  # once for each rate
+    for picture in ("curves.png", "communication.png"):
+        assert (tmp_path / "osp" / picture).read_bytes()[:4] == b"\x89PNG"
+
+
+def fake_run(folder: Path, accuracies: Sequence[float | None]) -> None:
+    folder.mkdir(parents=True)
     rounds, messages = [], []
     for number, accuracy in enumerate(accuracies, start=1):
         moment = {"round": number, "iterations": 10 * number, "elapsed_s": float(number)}
@@ -258,7 +303,7 @@ def fake_run(folder: Path, accuracies: list[float | None]) -> None:
         for rank in (1, 2):
             times = {"communication_s": 0.5, "waited_s": 0.25 * (rank - 1)}
             messages.append({"round": number, "rank": rank, "iterations": 5, "bytes_sent": 2_000_000, **times})
-    summary = {"iterations": 20, "rounds": 2, "test_accuracy": accuracies[-1], "training_s": 3.5}
+    summary = {"iterations": 20, "rounds": 2, "test_accuracy": accuracies[-1], "training_s": 3.5, "versions": {}}
     summary |= {"bytes_workers_to_ps": 8_000_000, "bytes_ps_to_workers": 8_000_000}
     (folder / "config.json").write_text(json.dumps({"all_iterations": 20}))
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -266,19 +311,19 @@ def fake_run(folder: Path, accuracies: list[float | None]) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_folder_without_a_run_is_told(tmp_path: Path) -> None:
-    command = [sys.executable, OSP / "report.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.osp.report", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert "is not the folder of a run that has ended" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_reproduction_tells_at_once_what_data_is_missing(tmp_path: Path) -> None:
+def test_the_reproduction_names_missing_data_at_once(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
-    command = [sys.executable, OSP / "reproduce.py", "--mnist", fake_mnist(tmp_path / "mnist")]
+    command = [sys.executable, "-m", "benchmarks.osp.reproduce", "--mnist", fake_mnist(tmp_path / "mnist")]
     command += ["--cifar10", tmp_path / "cifar10"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert "data_batch_1 is not there" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,10 +1,10 @@
-"""fptps.output: lines of many processes, with progress bars among them."""
+"""fptps.cluster._output: lines of many processes, with progress bars among them."""
 
 import io
 
 import pytest
 
-from fptps.output import LONGEST, LineSplitter, Printer
+from fptps.cluster._output import LONGEST, LineSplitter, Printer
 
 
 def split(data, size):
@@ -49,7 +49,7 @@ def test_unfinished_line():
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream whose isatty() is True."""
 
     def isatty(self):
         return True

@@ -18,7 +18,7 @@ def program(name):
 
 
 def said(outputs):
-    """What the nodes said."""
+    """The lines that the nodes printed."""
     return [json.loads(line) for out, _ in outputs for line in out.splitlines()]
 
 
@@ -79,7 +79,7 @@ def test_unknown_app():
         1, 1, ("scheduler", SCHEDULER), ("server", program("summing_server")), ("worker", program("unknown_app_worker"))
     )
     assert said(outputs) == [{"error": "server 0 answered request 0 with an error: there is no app 9 here"}]
-    assert outputs[1][1].count("a message made no sense") == 1
+    assert outputs[1][1].count("a message was rejected") == 1
 
 
 def test_server_is_killed():
@@ -160,7 +160,7 @@ def test_wrong_arrays_to_fill(kv):
     assert kv.wait(kv.pull([5, 6])).tolist() == [1.0, 2.0]
 
 
-def test_wait_twice_and_for_nothing(kv):
+def test_wait_twice_and_for_an_unknown_request(kv):
     timestamp = kv.pull([5])
     assert kv.wait(timestamp) is not None
     assert kv.wait(timestamp) is None  # as in ps-lite: it has ended
@@ -168,7 +168,7 @@ def test_wait_twice_and_for_nothing(kv):
 
 
 def test_callbacks(kv):
-    """Their exceptions reach who waits; a wait in one for another request is refused."""
+    """Exceptions of callbacks are raised by wait(); a wait in a callback for another request is refused."""
 
     def fail():
         raise RuntimeError("mine")
@@ -210,4 +210,4 @@ def test_before_start_and_after(monkeypatch):
         office.rank  # noqa: B018
     with pytest.raises(fptps.ConfigError, match="DMLC_ROLE"):
         office.start(0)
-    office.finalize(0, True)  # there is nothing to end
+    office.finalize(0, True)  # no node is open

@@ -46,7 +46,7 @@ def test_mixes(scheduler, servers, workers, keep):
 
 
 def test_tensors_are_refused():
-    """fptps.KVWorker has no place in a cluster with programs of ps-lite, and says what to use."""
+    """fptps.KVWorker cannot join a cluster with programs of ps-lite; its error names the classes to use."""
     with cluster(1, 1) as made:
         made.start("scheduler", SCHEDULER)
         made.start("server", MXNET)
@@ -57,21 +57,21 @@ def test_tensors_are_refused():
 
 def test_worker_is_replaced():
     """A worker of MXNet's is killed, and another gets its rank; the survivor, its program unchanged, goes on."""
-    told = [str(PYTHON), str(PROGRAMS / "told.py")]
-    beat = {"PS_HEARTBEAT_INTERVAL": "1", "PS_HEARTBEAT_TIMEOUT": "3"}  # else nobody learns of its death
+    interactive = [str(PYTHON), str(PROGRAMS / "interactive.py")]
+    beat = {"PS_HEARTBEAT_INTERVAL": "1", "PS_HEARTBEAT_TIMEOUT": "3"}  # else no node learns of its death
     with cluster(2, 1, **SETTINGS, **beat) as made:
         scheduler = made.start("scheduler", SCHEDULER)
         server = made.start("server", SERVER)
-        workers = [made.start("worker", told, stdin=subprocess.PIPE, PS_VERBOSE="2") for _ in range(2)]
+        workers = [made.start("worker", interactive, stdin=subprocess.PIPE, PS_VERBOSE="2") for _ in range(2)]
         workers.sort(key=lambda number: made.answer(number, 0)["rank"])
-        made.both(workers, "round", {"got": [3.0] * 4})
+        made.command_all(workers, "round", {"got": [3.0] * 4})
         while made.errors(workers[1]).count("cmd=HEARTBEAT") < 2:  # till it is answered, silence means nothing
             assert made.processes[workers[1]].poll() is None, made.all_output()
         made.kill(workers[1])
-        workers[1], hello = made.told("worker", told)
+        workers[1], hello = made.start_interactive("worker", interactive)
         assert hello == {"rank": 1}
-        made.both(workers, "round", {"got": [3.0] * 4})
-        made.both(workers, "end", None)
+        made.command_all(workers, "round", {"got": [3.0] * 4})
+        made.command_all(workers, "end", None)
         made.wait(*workers, server, scheduler)
 
 

@@ -5,14 +5,14 @@ import sys
 import pytest
 from ps_cluster import SCHEDULER, SERVER, cluster
 
-WORKER = [sys.executable, "-m", "ps_programs", "told_worker"]
+WORKER = [sys.executable, "-m", "ps_programs", "interactive_worker"]
 PROGRAM_SERVER = [sys.executable, "-m", "ps_programs", "summing_server"]
 
 
 def until_alive(made, worker, line):
     """Tells a worker a line until all servers answer it: they are connected anew in a moment."""
     while True:
-        said = made.tell(worker, line)
+        said = made.command(worker, line)
         if not any(isinstance(got, str) for got in said["got"]):
             return said
 
@@ -29,19 +29,19 @@ def test_worker_is_replaced(server):
     with cluster(2, 1) as made:
         scheduler = made.start("scheduler", SCHEDULER)
         served = made.start("server", server)
-        # Both are to be there before the first has said that it has started.
+        # Both must have started before the first reports that it has.
         first = made.start("worker", WORKER, stdin=-1, DMLC_WORKER_ID="0")
-        second, hello = made.told("worker", WORKER, DMLC_WORKER_ID="1")
+        second, hello = made.start_interactive("worker", WORKER, DMLC_WORKER_ID="1")
         assert hello == {"rank": 1, "recovered": False}
         made.answer(first, 0)
         for worker in (first, second):
-            assert made.tell(worker, "push")["got"] == [0.0]
+            assert made.command(worker, "push")["got"] == [0.0]
         made.kill(second)
-        assert made.tell(first, "push")["got"] == [0.0]  # it goes on
-        third, hello = made.told("worker", WORKER)
+        assert made.command(first, "push")["got"] == [0.0]  # it goes on
+        third, hello = made.start_interactive("worker", WORKER)
         assert hello == {"rank": 1, "recovered": True}
-        assert made.tell(third, "push") == {"got": [0.0], "dead": []}
-        assert made.tell(first, "pull") == {"got": [1 + 2 + 1 + 2], "dead": []}
+        assert made.command(third, "push") == {"got": [0.0], "dead": []}
+        assert made.command(first, "pull") == {"got": [1 + 2 + 1 + 2], "dead": []}
         end(made, first, third)
         made.wait(first, third, served, scheduler)
 
@@ -51,32 +51,32 @@ def test_server_is_replaced():
     with cluster(1, 2) as made:
         scheduler = made.start("scheduler", SCHEDULER)
         servers = [made.start("server", SERVER, DMLC_SERVER_ID=str(rank)) for rank in range(2)]
-        worker, _ = made.told("worker", WORKER)
-        assert made.tell(worker, "push")["got"] == [0.0, 0.0]
+        worker, _ = made.start_interactive("worker", WORKER)
+        assert made.command(worker, "push")["got"] == [0.0, 0.0]
         made.kill(servers[1])
-        said = made.tell(worker, "push")
+        said = made.command(worker, "push")
         assert said["got"][0] == 0.0
         assert "server 1 was lost" in said["got"][1]
-        assert made.tell(worker, "pull")["got"][0] == 2.0
+        assert made.command(worker, "pull")["got"][0] == 2.0
         third = made.start("server", SERVER)
         until_alive(made, worker, "pull")
-        assert made.tell(worker, "push") == {"got": [0.0, 0.0], "dead": []}
-        assert made.tell(worker, "pull")["got"] == [3.0, 1.0]
+        assert made.command(worker, "push") == {"got": [0.0, 0.0], "dead": []}
+        assert made.command(worker, "pull")["got"] == [3.0, 1.0]
         # And again: the place of the one that came.
         made.kill(third)
-        assert "server 1 was lost" in made.tell(worker, "push")["got"][1]
+        assert "server 1 was lost" in made.command(worker, "push")["got"][1]
         fourth = made.start("server", SERVER)
         until_alive(made, worker, "pull")
         end(made, worker)
         made.wait(worker, servers[0], fourth, scheduler)
 
 
-def test_nobody_comes():
-    """Then the cluster ends, with the dead node's name for everyone."""
+def test_no_successor_joins():
+    """Then the cluster ends, with a NodeLostError that names the dead node, on all nodes."""
     with cluster(1, 2, FPTPS_RECOVERY_TIMEOUT="1") as made:
         scheduler = made.start("scheduler", SCHEDULER)
         servers = [made.start("server", SERVER, DMLC_SERVER_ID=str(rank)) for rank in range(2)]
-        worker, _ = made.told("worker", WORKER)
+        worker, _ = made.start_interactive("worker", WORKER)
         made.kill(servers[1])
         end(made, worker)
         made.wait(worker, servers[0], scheduler, code=1)

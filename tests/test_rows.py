@@ -1,4 +1,4 @@
-"""Tables, of which rows are pushed and pulled: against numpy and PyTorch's sparse optimisers; what is refused."""
+"""Tables, whose rows are pushed and pulled: compared with numpy and PyTorch's sparse optimisers; invalid arguments."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_sums_by_row_in_processes(cluster):
             kv.init_rows(1, embedding(kv.rank), consistency="async")
             everything = np.arange(ROWS)
             wrong = []
-            if not np.array_equal(kv.pull_rows(0, everything).wait(), embedding(0)):
+            if not np.array_equal(kv.pull_rows(0, everything).result(), embedding(0)):
                 wrong.append("init")
             kv.barrier()
             for step in range(1, 6):
@@ -53,12 +53,12 @@ def test_sums_by_row_in_processes(cluster):
                     added(sums, *pushed(rank, step))
                 some = np.random.default_rng(step).integers(0, ROWS, 70)
                 got = kv.pull_rows(0, some)
-                ticket.wait()
-                if not np.array_equal(got.wait(), sums[some]):
+                ticket.result()
+                if not np.array_equal(got.result(), sums[some]):
                     wrong.append(step)
-            kv.pull_rows(1, [0]).wait()  # after the last push
+            kv.pull_rows(1, [0]).result()  # after the last push
             kv.barrier()
-            last = kv.pull_rows(1, everything).wait()
+            last = kv.pull_rows(1, everything).result()
             return wrong, last, kv.clock(0), kv.clock(1)
 
     workers, servers, environment = CLUSTERS[cluster]
@@ -80,29 +80,29 @@ def test_tables_of_any_shape_and_dtype(alone, key, dtype, columns):
     for step in range(1, 5):
         alone.push_rows(key, *pushed(0, step, 100, columns, dtype))
         added(table, *pushed(0, step, 100, columns, dtype))
-    assert np.array_equal(alone.pull_rows(key, range(100)).wait(), table)
+    assert np.array_equal(alone.pull_rows(key, range(100)).result(), table)
 
 
 def test_rows_as_large_as_a_packet(alone, key):
     alone.init_rows(key, np.ones((3, 4096), np.float32), consistency="async")
     alone.push_rows(key, [2, 0, 2], np.ones((3, 4096), np.float32))
-    assert alone.pull_rows(key, [0, 1, 2]).wait()[:, 4095].tolist() == [2, 1, 3]
+    assert alone.pull_rows(key, [0, 1, 2]).result()[:, 4095].tolist() == [2, 1, 3]
     with pytest.raises(ValueError, match="16388 bytes"):
         alone.init_rows(key + 1000, np.ones((3, 4097), np.float32))
 
 
-def test_nothing_is_pushed_and_pulled(alone, key):
+def test_no_rows(alone, key):
     alone.init_rows(key, np.ones((3, 2)))
-    assert alone.pull_rows(key, []).wait().shape == (0, 2)
-    alone.push_rows(key, [], np.ones((0, 2))).wait()
-    assert alone.pull_rows(key, [0, 1]).wait().tolist() == [[0, 0], [0, 0]]
+    assert alone.pull_rows(key, []).result().shape == (0, 2)
+    alone.push_rows(key, [], np.ones((0, 2))).result()
+    assert alone.pull_rows(key, [0, 1]).result().tolist() == [[0, 0], [0, 0]]
     assert alone.clock(key) == [1]
 
 
 def sparse_steps(kv, key, rank, steps):
     for step in steps:
         numbers, values = pushed(rank, step)
-        kv.push_rows(key, numbers, values).wait()
+        kv.push_rows(key, numbers, values).result()
 
 
 def torch_sparse(make, steps, ranks=1):
@@ -135,10 +135,10 @@ def test_lazy_optimisers_are_pytorchs(pair, key, rule):
     in_threads(*[lambda kv=kv: sparse_steps(kv, key, kv.rank, range(1, 31)) for kv in pair])
     expected = torch_sparse(theirs, range(1, 31), ranks=2)
     for kv in pair:
-        np.testing.assert_allclose(kv.pull_rows(key, range(ROWS)).wait(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(kv.pull_rows(key, range(ROWS)).result(), expected, rtol=1e-5, atol=1e-5)
     untouched = sorted(set(range(ROWS)) - {n for rank in (0, 1) for s in range(1, 31) for n in pushed(rank, s)[0]})
     assert untouched
-    assert np.array_equal(pair[0].pull_rows(key, untouched).wait(), embedding(0)[untouched])
+    assert np.array_equal(pair[0].pull_rows(key, untouched).result(), embedding(0)[untouched])
 
 
 def test_momentum_and_decay_touch_pushed_rows_alone(alone, key):
@@ -150,11 +150,11 @@ def test_momentum_and_decay_touch_pushed_rows_alone(alone, key):
     dense = np.zeros_like(table)
     for step in range(3):
         dense[numbers] = step + 1
-        alone.push_rows(key, numbers, dense[numbers]).wait()
-        weights = alone.push_pull(key + 5000, dense).wait()
-    assert np.array_equal(alone.pull_rows(key, numbers).wait(), weights[numbers])
+        alone.push_rows(key, numbers, dense[numbers]).result()
+        weights = alone.push_pull(key + 5000, dense).result()
+    assert np.array_equal(alone.pull_rows(key, numbers).result(), weights[numbers])
     others = [n for n in range(ROWS) if n not in numbers]
-    assert np.array_equal(alone.pull_rows(key, others).wait(), table[others])
+    assert np.array_equal(alone.pull_rows(key, others).result(), table[others])
 
 
 def test_a_table_in_a_checkpoint(tmp_path):
@@ -170,11 +170,11 @@ def test_a_table_in_a_checkpoint(tmp_path):
                 kv.barrier()
                 kv.save(path)
                 kv.barrier()
-            before = kv.pull_rows(0, range(ROWS)).wait()
+            before = kv.pull_rows(0, range(ROWS)).result()
             for step in range(4, 6):  # all that is pushed comes from rank 0
                 numbers, values = pushed(0, step)
-                kv.push_rows(0, numbers, values).wait() if kv.rank == 0 else kv.skip(0).wait()
-            return before, kv.pull_rows(0, range(ROWS)).wait()
+                kv.push_rows(0, numbers, values).result() if kv.rank == 0 else kv.skip(0).result()
+            return before, kv.pull_rows(0, range(ROWS)).result()
 
     first = fptps.LocalCluster(2, 2).run(work, tmp_path / "file", False)
     second = fptps.LocalCluster(3, 1).run(work, tmp_path / "file", True)
@@ -189,7 +189,7 @@ def test_a_table_in_a_checkpoint(tmp_path):
     assert np.array_equal(arrays["0"], first[0][0])
 
 
-def test_what_is_refused(alone, key):
+def test_refused(alone, key):
     table = np.ones((4, 3), np.float32)
     alone.init_rows(key, table)
     alone.init(key + 1000, table)
@@ -209,12 +209,12 @@ def test_what_is_refused(alone, key):
             with pytest.raises(error, match=text):
                 call(key, numbers, values)
     for call in (alone.push_rows, alone.pull_rows):
-        with pytest.raises(ValueError, match="is no table"):
+        with pytest.raises(ValueError, match=r"is not a table: use push\(\)"):
             call(key + 1000, [0], row)
         with pytest.raises(KeyError, match="never initialised"):
             call(key + 2000, [0], row)
     for call in (lambda: alone.push(key, table), lambda: alone.push_pull(key, table), lambda: alone.pull(key)):
-        with pytest.raises(ValueError, match=r"is a table: push_rows\(\)"):
+        with pytest.raises(ValueError, match=r"is a table: use push_rows\(\)"):
             call()
     with pytest.raises(ValueError, match="rows and columns"):
         alone.init_rows(key + 2000, np.ones(3))
@@ -222,8 +222,8 @@ def test_what_is_refused(alone, key):
     out.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         alone.pull_rows(key, [0], out)
-    alone.push_rows(key, [0], row).wait()
-    assert alone.pull_rows(key, [0, 1]).wait().tolist() == [[1, 1, 1], [0, 0, 0]]
+    alone.push_rows(key, [0], row).result()
+    assert alone.pull_rows(key, [0, 1]).result().tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
 def test_tables_that_differ(pair, key):
@@ -237,6 +237,6 @@ def test_tensors_of_pytorch(alone, key):
     torch = pytest.importorskip("torch")
     alone.init_rows(key, torch.ones(5, 2, dtype=torch.bfloat16), consistency="async")
     alone.push_rows(key, torch.tensor([1, 1, 4]), torch.ones(3, 2, dtype=torch.bfloat16))
-    rows = alone.pull_rows(key, torch.tensor([0, 1, 4])).wait()
+    rows = alone.pull_rows(key, torch.tensor([0, 1, 4])).result()
     assert rows.dtype is torch.bfloat16
     assert rows.tolist() == [[1, 1], [3, 3], [2, 2]]

@@ -16,7 +16,7 @@ INSTALL_AS_USER = f"sudo apt-get update -q && sudo {INSTALL}"
 
 
 class Machine:
-    """A PATH with the few programs that a test puts there."""
+    """A PATH with the few programs that a test needs."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -42,7 +42,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_without_permission_it_tells_the_command_and_stops(machine: Machine) -> None:
+def test_without_permission_it_prints_the_command_and_stops(machine: Machine) -> None:
     done = machine.run()
     assert done.returncode == 1
     assert "pkg-config, libzmq" in done.stderr
@@ -54,20 +54,20 @@ def test_without_permission_it_tells_the_command_and_stops(machine: Machine) -> 
 def test_as_root_it_runs_the_command(machine: Machine) -> None:
     done = machine.run("--install")
     assert machine.notes.read_text().splitlines() == ["apt-get update -q", INSTALL]
-    # This package manager installs nothing: what is still missing is told, not passed over.
+    # This package manager installs nothing: the packages that are still missing are printed.
     assert done.returncode == 1
     assert INSTALL in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root needs no sudo")
-def test_as_a_user_it_tells_the_command_with_sudo(machine: Machine) -> None:
+def test_as_a_user_it_prints_the_command_with_sudo(machine: Machine) -> None:
     done = machine.run("--install")
     assert done.returncode == 1
     assert INSTALL_AS_USER in done.stderr
     assert not machine.notes.exists()
 
 
-def test_is_silent_when_all_is_there(machine: Machine) -> None:
+def test_is_silent_when_nothing_is_missing(machine: Machine) -> None:
     machine.program("pkg-config", "exit 0")
     done = machine.run("--install")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,9 +1,11 @@
-"""fptps.Ticket: every way to wait, and what happens when nothing comes."""
+"""fptps.Ticket: every way to wait, and timeouts."""
 
 import asyncio
+import contextlib
 import gc
 import math
 import os
+import queue
 import signal
 import sys
 import threading
@@ -11,7 +13,7 @@ import weakref
 
 import numpy as np
 import pytest
-from helpers import in_threads
+from helpers import in_threads, running_scheduler, workers_of_one_process
 
 import fptps
 
@@ -30,12 +32,12 @@ def pending(pair, key):
     ticket = one.push_pull(key, a, out=np.zeros_like(a))
 
     def go_on():
-        two.push_pull(key, a * 10).wait()
+        two.push_pull(key, a * 10).result()
 
     yield ticket, go_on
     if not ticket.done():
         go_on()
-        ticket.wait()
+        ticket.result()
 
 
 SUM = [11.0] * 4
@@ -44,40 +46,113 @@ SUM = [11.0] * 4
 def test_wait(pending):
     ticket, go_on = pending
     assert not ticket.done()
-    with pytest.raises(fptps.BusyError, match=r"call wait\(\) first.*not done: key \d+ round 1"):
-        ticket.result()
     with pytest.raises(fptps.TimeoutError, match=r"key \d+ round 1"):
-        ticket.wait(0)
+        ticket.result(0)
     with pytest.raises(TimeoutError, match=r"key \d+ round 1"):
-        ticket.wait(0.01)
+        ticket.result(0.01)
     go_on()
-    out = ticket.wait()
+    out = ticket.result()
     assert out.tolist() == SUM
-    assert ticket.wait(0) is out
-    assert ticket.wait(math.inf) is out
-    assert ticket.result() is out
+    assert ticket.result(0) is out
+    assert ticket.result(math.inf) is out
+    assert ticket.exception() is None
     assert ticket.done()
 
 
 @pytest.mark.parametrize(
     ("timeout", "error"), [(-1, ValueError), (math.nan, ValueError), (-math.inf, ValueError), ("a", TypeError)]
 )
-def test_timeouts_that_make_no_sense(pending, timeout, error):
+def test_invalid_timeouts(pending, timeout, error):
     with pytest.raises(error, match=f"timeout={timeout!r}: a number of seconds"):
-        pending[0].wait(timeout)
+        pending[0].result(timeout)
 
 
 def test_push_has_no_result(pair, key):
     a = np.ones(3)
     init(pair, key, a)
     tickets = [kv.push(key, a) for kv in pair]
-    assert [ticket.wait() for ticket in tickets] == [None, None]
+    assert [ticket.result() for ticket in tickets] == [None, None]
 
 
 def test_many_threads_wait_for_one_ticket(pending):
     ticket, go_on = pending
-    results = in_threads(*[ticket.wait] * 5, *[lambda: asyncio.run(once(ticket))] * 2, go_on)[:-1]
+    results = in_threads(*[ticket.result] * 5, *[lambda: asyncio.run(once(ticket))] * 2, go_on)[:-1]
     assert all(result is ticket.result() for result in results)
+
+
+def test_exception():
+    with workers_of_one_process(2) as (one, two):
+        in_threads(*(lambda kv=kv: kv.init(0, np.ones(2)) for kv in (one, two)))
+        ticket = one.push(0, np.ones(2))
+        with pytest.raises(fptps.TimeoutError):
+            ticket.exception(0.01)
+        two.push(0, np.ones(2)).result()
+    assert ticket.exception() is None
+
+
+def test_callbacks_run_once_each_on_a_thread_of_their_own(pending, caplog):
+    ticket, go_on = pending
+    called = queue.SimpleQueue()
+    ticket.add_done_callback(lambda done: called.put((1, done, threading.current_thread())))
+    ticket.add_done_callback(lambda done: 1 / 0)
+    ticket.add_done_callback(lambda done: called.put((2, done, threading.current_thread())))
+    go_on()
+    (first, done, thread), (second, _, _) = called.get(timeout=30), called.get(timeout=30)
+    assert (first, second, done) == (1, 2, ticket)
+    assert thread.name == "fptps callbacks"
+    assert "a done callback of a ticket failed" in caplog.text
+    ticket.add_done_callback(lambda done: called.put((3, done, threading.current_thread())))
+    assert called.get_nowait() == (3, ticket, threading.current_thread())
+    assert called.empty()
+
+
+def test_callbacks_of_a_ticket_that_a_close_ends():
+    called = queue.SimpleQueue()
+    with running_scheduler(2, exit_code=1) as scheduler:
+        one, two = in_threads(*[lambda: fptps.KVWorker(scheduler, 2, 0, 30)] * 2)
+        in_threads(*(lambda kv=kv: kv.init_all({0: np.ones(2), 1: np.ones(2)}) for kv in (one, two)))
+        one.push(0, np.ones(2)).add_done_callback(called.put)
+        of_the_other = two.push(1, np.ones(2))
+        with contextlib.suppress(RuntimeError), one:
+            raise RuntimeError
+        error = called.get(timeout=30).exception()
+        assert isinstance(error, fptps.ClosedError)
+        assert (error.role, error.rank, error.key) == (None, None, 0)
+        error = of_the_other.exception(30)
+        assert isinstance(error, fptps.NodeLostError)
+        assert (error.role, error.rank, error.key) == ("worker", one.rank, 1)
+        with contextlib.suppress(fptps.NodeLostError):
+            two.close()
+
+
+def test_wait_for_all(pair, key):
+    keys = [10**7 + 10 * key + i for i in range(3)]
+    for each in keys:
+        init(pair, each, np.zeros(2))
+    tickets = [pair[0].push_pull(each, np.full(2, float(each))) for each in keys]
+    with pytest.raises(fptps.TimeoutError, match=f"key {keys[0]} round 1"):
+        fptps.wait(tickets, timeout=0.01)
+    others = [pair[1].push_pull(each, np.ones(2)) for each in keys]
+    assert [sum_[0] for sum_ in fptps.wait(iter(tickets))] == [each + 1 for each in keys]
+    assert fptps.wait(others) == [ticket.result() for ticket in others]
+    assert fptps.wait([]) == []
+
+
+def test_as_completed(pair, key):
+    keys = [10**8 + 10 * key + i for i in range(3)]
+    for each in keys:
+        init(pair, each, np.zeros(2))
+    tickets = [pair[0].push_pull(each, np.full(2, float(each))) for each in keys]
+    ended = fptps.as_completed([*tickets, tickets[1]], timeout=30)
+    for at in (1, 0):
+        pair[1].push(keys[at], np.ones(2)).result()
+        assert next(ended) is tickets[at]
+    with pytest.raises(fptps.TimeoutError, match=f"key {keys[2]} round 1"):
+        next(fptps.as_completed(tickets[2:], timeout=0.01))
+    pair[1].push(keys[2], np.ones(2)).result()
+    assert list(ended) == [tickets[2]]
+    assert sorted(map(id, fptps.as_completed(tickets))) == sorted(map(id, tickets))
+    assert list(fptps.as_completed([])) == []
 
 
 async def once(ticket):
@@ -117,7 +192,7 @@ def test_await_in_many_loops(pair, key):
     def other():
         begun.wait()
         for each in keys:
-            two.push_pull(each, a).wait()
+            two.push_pull(each, a).result()
 
     results = in_threads(*map(loop_of, keys), other)[:-1]
     assert [result.tolist() for result in results] == [[2, 2]] * len(keys)
@@ -132,11 +207,11 @@ def test_await_that_is_cancelled_leaves_the_ticket_valid(pending):
 
     asyncio.run(main())
     go_on()
-    assert ticket.wait().tolist() == SUM
+    assert ticket.result().tolist() == SUM
 
 
 def test_await_has_the_timeout_of_the_worker(pair, pending, monkeypatch):
-    monkeypatch.setattr(pair[0], "_timeout", 0.01)
+    monkeypatch.setattr(pair[0]._session, "timeout", 0.01)
     with pytest.raises(fptps.TimeoutError, match="round 1"):
         asyncio.run(once(pending[0]))
 
@@ -169,14 +244,14 @@ def test_ctrl_c_ends_a_wait(pending, ctrl_c):
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        ticket.wait()
+        ticket.result()
     timer.join()
     go_on()
-    assert ticket.wait().tolist() == SUM
+    assert ticket.result().tolist() == SUM
 
 
 class Tracked(np.ndarray):
-    """An array that says whether it is alive."""
+    """An array whose release a test can see."""
 
 
 def test_arrays_live_until_their_ticket_is_done(pair, key):
@@ -188,19 +263,19 @@ def test_arrays_live_until_their_ticket_is_done(pair, key):
     del a, out
     gc.collect()
     assert all(array() is not None for array in alive)
-    two.push_pull(key, np.ones(1000)).wait()
-    # The next submissions let go of what has ended since.
+    two.push_pull(key, np.ones(1000)).result()
+    # The next submissions release the arrays of operations that have ended since.
     while any(array() is not None for array in alive):
         in_threads(*[kv.barrier for kv in pair])
 
 
-def test_ticket_lets_go_of_what_it_does_not_return(pair, key):
+def test_ticket_releases_arrays_that_it_does_not_return(pair, key):
     init(pair, key, np.zeros(10))
     a = np.ones(10).view(Tracked)
     alive = weakref.ref(a)
     tickets = [pair[0].push(key, a), pair[1].push(key, np.ones(10))]
     for ticket in tickets:
-        ticket.wait()
+        ticket.result()
     del a
     gc.collect()
     assert alive() is None
@@ -208,17 +283,17 @@ def test_ticket_lets_go_of_what_it_does_not_return(pair, key):
 
 
 def test_wait_is_counted(pair, pending):
-    before = pair[0].stats()["wait_s"]
+    before = pair[0].stats().wait_s
     with pytest.raises(fptps.TimeoutError):
-        pending[0].wait(0.05)
-    assert pair[0].stats()["wait_s"] >= before + 0.05
+        pending[0].result(0.05)
+    assert pair[0].stats().wait_s >= before + 0.05
 
 
 def test_repr(pending):
     ticket, go_on = pending
     assert repr(ticket) == "<fptps.Ticket under way>"
     go_on()
-    ticket.wait()
+    ticket.result()
     assert repr(ticket) == "<fptps.Ticket done>"
 
 
@@ -230,7 +305,7 @@ def test_interpreter_ends_with_tickets_under_way(capsys):
         if kv.rank == 1:
             kv.barrier()
         ticket = kv.push_pull(0, a)
-        threading.Thread(target=ticket.wait, daemon=True).start()
+        threading.Thread(target=ticket.result, daemon=True).start()
         sys.exit(3)
 
     with fptps.LocalCluster(2, 0).start(work) as run:

@@ -16,10 +16,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SUPPORTED = range(9, 14)  # CPython 3.x
+OLDEST_GLIBC = (2, 28)
 
-pytestmark = [pytest.mark.wheel, pytest.mark.timeout(300)]
+# One group, so that `make wheel` runs once also where tests run side by side.
+pytestmark = [pytest.mark.wheel, pytest.mark.timeout(600), pytest.mark.xdist_group("wheel")]
 
-# Run in a fresh environment that holds nothing but the wheel and what it requires.
+# Run in a fresh environment that holds only the wheel and its dependencies.
 PROGRAM = """
 import json
 from pathlib import Path
@@ -32,7 +34,7 @@ def work():
     with fptps.KVWorker() as kv:
         a = np.arange(100_000, dtype=np.float32) * (kv.rank + 1)
         kv.init(7, np.zeros_like(a))
-        kv.push_pull(7, a, out=a).wait()
+        kv.push_pull(7, a, out=a).result()
     maps = Path("/proc/self/maps").read_text().split()
     return float(a.sum(dtype=np.float64)), sorted({path for path in maps if "libzmq" in path})
 
@@ -50,7 +52,7 @@ def run(*command: str | Path, **options: object) -> str:
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """The environment without what would lead a fresh Python back to this tree, or a make into its caller."""
+    """The environment without the names that would lead a fresh Python back to this tree, or a make to its caller."""
     drop = ("PYTHON", "MAKE", "MFLAGS", "VIRTUAL_ENV", "DMLC_", "FPTPS_", "PS_")
     return {name: value for name, value in os.environ.items() if not name.startswith(drop)} | more
 
@@ -120,6 +122,16 @@ def test_serves_every_python_on_every_current_linux(wheel: Path) -> None:
     assert re.fullmatch(r"fptps-[\d.]+-cp39-abi3-manylinux_2_\d+_[\w.]+\.whl", wheel.name)
 
 
+def test_needs_no_newer_glibc_than_documented(unpacked: Path) -> None:
+    libraries = [path for path in unpacked.rglob("*") if ".so" in path.suffixes]
+    assert {path.name.split("-")[0] for path in libraries} >= {"_fptps.abi3.so", "libzmq"}
+    for path in libraries:
+        symbols = run("objdump", "--dynamic-syms", path)
+        versions = {(int(major), int(minor)) for major, minor in re.findall(r"\bGLIBC_(\d+)\.(\d+)", symbols)}
+        assert versions, f"{path.name}: objdump shows no function of glibc's"
+        assert max(versions) <= OLDEST_GLIBC, f"{path.name} needs glibc {max(versions)}"
+
+
 def test_shows_nothing_but_its_entry(unpacked: Path) -> None:
     symbols = run("nm", "--dynamic", "--defined-only", "--format=posix", unpacked / "fptps" / "_fptps.abi3.so")
     assert [line.split()[0] for line in symbols.splitlines()] == ["PyInit__fptps"]
@@ -131,7 +143,7 @@ def test_holds_no_sources(unpacked: Path) -> None:
 
 
 def test_runs_a_cluster_in_a_fresh_environment(wheel: Path, fresh_python: Path, tmp_path: Path) -> None:
-    run(fresh_python, "-m", "pip", "install", "--quiet", wheel, env=plain_environment())
+    run(fresh_python, "-m", "pip", "install", "--quiet", f"{wheel}[testing]", env=plain_environment())
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     # With LD_BIND_NOW a function that this Python does not have fails the import, called or not.
@@ -144,19 +156,68 @@ def test_runs_a_cluster_in_a_fresh_environment(wheel: Path, fresh_python: Path, 
         assert "/fptps.libs/" in libraries[0], f"the wheel's libzmq and not the system's, got {libraries[0]}"
 
 
-def test_builds_from_a_clean_copy_and_writes_nothing_to_its_sources(clean_copy: Path, tmp_path: Path) -> None:
+CORE_ALONE = """
+import importlib.metadata
+import subprocess
+import sys
+
+import numpy as np
+
+import fptps
+
+names = {each.metadata["Name"].lower() for each in importlib.metadata.distributions()}
+assert names - {"pip", "setuptools"} == {"fptps", "numpy", "click"}, names
+
+
+def error_of(call):
+    try:
+        call()
+    except ImportError as error:
+        return str(error)
+
+
+with fptps.KVWorker(num_workers=1) as kv:
+    kv.init(0, np.zeros(3))
+    assert kv.push_pull(0, np.ones(3)).result().tolist() == [1.0] * 3
+    kv.init(1, np.zeros(3))
+    kv.set_optimizer(fptps.optim.SGD(lr=0.1), [1])
+    kv.save("saved.safetensors")
+    assert "fptps[checkpoint]" in error_of(lambda: kv.load("saved.safetensors"))
+assert "fptps[testing]" in error_of(lambda: fptps.LocalCluster(2).run(print))
+assert "fptps[torch]" in error_of(lambda: __import__("fptps.torch.local"))
+work = "import fptps; kv = fptps.KVWorker(); print(kv.num_workers); kv.close()"
+command = [sys.executable, "-m", "fptps"]
+run = [*command, "run", "-n", "2", "-s", "1", sys.executable, "-c", work]
+done = subprocess.run(run, capture_output=True, text=True)
+assert (done.returncode, sorted(done.stdout.split())) == (0, ["0]", "1]", "2", "2", "[worker", "[worker"]), done
+done = subprocess.run([*command, "bench", "push_pull"], capture_output=True, text=True)
+assert (done.returncode, "fptps[bench]" in done.stderr) == (1, True), done
+"""
+
+
+def test_the_core_needs_numpy_and_click_alone(wheel: Path, tmp_path: Path) -> None:
+    environment = plain_environment()
+    run(sys.executable, "-m", "venv", tmp_path / "venv", env=environment)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", wheel, env=environment)
+    run(python, "-c", CORE_ALONE, cwd=tmp_path, env=environment, timeout=120)
+
+
+def test_builds_from_the_sdist_of_a_clean_copy_and_writes_nothing_to_the_sources(
+    clean_copy: Path, tmp_path: Path
+) -> None:
     before = sources(clean_copy)
-    build_wheel(clean_copy, tmp_path / "wheels")
-    assert sources(clean_copy) == before
-
-
-def test_builds_from_an_sdist(clean_copy: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, clean_copy, env=plain_environment())
+    assert sources(clean_copy) == before
     (sdist,) = tmp_path.glob("fptps-*.tar.gz")
-    build_wheel(sdist, tmp_path / "wheels")
+    run("tar", "-xzf", sdist, "-C", tmp_path)
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    before = sources(unpacked)
+    build_wheel(unpacked, tmp_path / "wheels")
+    assert sources(unpacked) == before
 
 
-def test_tells_the_command_when_the_machine_lacks_libzmq(clean_copy: Path, tmp_path: Path) -> None:
+def test_names_the_command_that_installs_a_missing_libzmq(clean_copy: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "apt-get").symlink_to("/bin/true")

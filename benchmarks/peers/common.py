@@ -1,6 +1,6 @@
-"""What the runners of the peers share: options, the result, and how its parts become one.
+"""Common to the runners of the peers: options, results, and merging the results of all workers.
 
-Runs on Python 3.8 too, and without any package: it is imported in the environments of the peers.
+It runs on Python 3.8 too, and without packages: it is imported in the environments of the peers.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ FLOAT_BYTES = 4
 
 
 class PeerError(Exception):
-    """A peer cannot be measured; one sentence says why and what to do."""
+    """A peer cannot be measured; the text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What all runners are told."""
+    """The options of all runners."""
 
     workers: int
     servers: int
     size: int
     """Bytes of a tensor."""
     tensors: int
-    """That many are in flight at once."""
+    """Number of tensors in flight at once."""
     seconds: float
-    """How long the timed part takes, about."""
+    """Approximate duration of the timed part."""
 
     def arguments(self) -> list[str]:
-        """As a command line."""
+        """The options as a command line."""
         return [part for name, value in asdict(self).items() for part in (f"--{name}", str(value))]
 
     @property
     def patience_s(self) -> float:
-        """How long a run may take before it counts as stuck: calibration takes less than the timed part."""
+        """Timeout of a run in seconds; calibration takes less than the timed part."""
         return 60 + 3 * self.seconds
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker has measured."""
+    """The measurements of one worker."""
 
     iterations: int
     elapsed_s: float
@@ -65,31 +65,31 @@ class Result:
     cpu_s_per_gb: float | None
     """CPU seconds of all processes per 10^9 of these bytes, summed over the workers."""
     p50_us: float | None
-    """Of the times from a tensor's call to its end."""
+    """Of the times from the call for a tensor to its end."""
     p99_us: float | None
     iterations: int | None
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that all runners have."""
+    """A parser with the options of all runners."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--workers", type=positive, default=2)
-    made.add_argument("--servers", type=positive, default=1, help="a peer without servers takes no notice")
+    made.add_argument("--servers", type=positive, default=1, help="ignored by a peer without servers")
     made.add_argument("--size", type=tensor_size, default=4 << 20, help="bytes of a tensor, a multiple of 4")
-    made.add_argument("--tensors", type=positive, default=16, help="that many are in flight at once")
-    made.add_argument("--seconds", type=float, default=3.0, help="of the timed part, about")
+    made.add_argument("--tensors", type=positive, default=16, help="number of tensors in flight at once")
+    made.add_argument("--seconds", type=float, default=3.0, help="approximate duration of the timed part")
     return made
 
 
 def add_worker_options(made: argparse.ArgumentParser) -> None:
-    """What a runner tells the processes of its workers."""
+    """The hidden options that a runner passes to its workers' processes."""
     made.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     made.add_argument("--port", type=int, help=argparse.SUPPRESS)
     made.add_argument("--folder", help=argparse.SUPPRESS)
 
 
 def positive(text: str) -> int:
-    """A count."""
+    """Parses a count of 1 or more."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -97,7 +97,7 @@ def positive(text: str) -> int:
 
 
 def tensor_size(text: str) -> int:
-    """Tensors are of 32-bit floats."""
+    """Parses the size of a float32 tensor in bytes."""
     value = positive(text)
     if value % FLOAT_BYTES:
         raise argparse.ArgumentTypeError(f"{value} is not a multiple of {FLOAT_BYTES}")
@@ -105,17 +105,17 @@ def tensor_size(text: str) -> int:
 
 
 def options_of(parsed: argparse.Namespace) -> Options:
-    """What all runners are told, out of what this one was."""
+    """The common options out of a runner's arguments."""
     return Options(parsed.workers, parsed.servers, parsed.size, parsed.tensors, parsed.seconds)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that `share` of all do not exceed."""
+    """The smallest value that a fraction `share` of the values does not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
 def merged(options: Options, parts: Sequence[Part]) -> Result:
-    """The result of all workers together: it takes as long as the slowest of them does."""
+    """The result of all workers together; its time is that of the slowest worker."""
     iterations = parts[0].iterations
     if any(part.iterations != iterations for part in parts):
         raise PeerError("the workers do not agree on the number of iterations")
@@ -131,24 +131,24 @@ def merged(options: Options, parts: Sequence[Part]) -> Result:
 
 
 def write_part(folder: str, rank: int, part: Part) -> None:
-    """Where the runner finds it, all of it at once."""
+    """Writes the file that the runner waits for, atomically."""
     half = Path(folder, f"{rank}.half")
     half.write_text(json.dumps(asdict(part)))
     half.replace(Path(folder, f"{rank}.json"))
 
 
 def parts_written(folder: str, workers: int) -> bool:
-    """Whether all workers have measured."""
+    """Whether all workers have written their measurements."""
     return all(Path(folder, f"{rank}.json").exists() for rank in range(workers))
 
 
 def read_parts(folder: str, workers: int) -> list[Part]:
-    """What all workers have written."""
+    """Reads the measurements of all workers."""
     return [Part(**json.loads(Path(folder, f"{rank}.json").read_text())) for rank in range(workers)]
 
 
 def report(measure: Callable[[], Result | dict[str, Any] | None]) -> None:
-    """The end of every runner: its result, if it has one, as the last line, or one sentence and exit code 1."""
+    """Prints the result of measure() as the last line, if there is one; on a PeerError prints it and exits with 1."""
     try:
         result = measure()
     except PeerError as error:

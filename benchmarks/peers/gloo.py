@@ -81,7 +81,7 @@ def work(options: Options, rank: int, folder: str, port: int) -> None:
 def run(options: Options) -> Result:
     """All workers."""
     if options.workers < 2:
-        raise PeerError("gloo needs --workers 2 or more: one alone sends nothing.")
+        raise PeerError("gloo needs --workers 2 or more: a single worker sends nothing.")
     if importlib.util.find_spec("torch") is None:
         raise PeerError("gloo comes with PyTorch, which is not installed: pip install torch, or make setup.")
     port = free_port()
@@ -90,7 +90,7 @@ def run(options: Options) -> Result:
         for rank, name in enumerate(names):
             command = [sys.executable, "-m", __spec__.name, *options.arguments()]
             command += ["--rank", str(rank), "--folder", str(started.folder), "--port", str(port)]
-            # The name of this host may resolve to another network than loopback.
+            # This host's name may resolve to an address outside loopback.
             started.start(name, command, {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")})
         started.wait(names, options.patience_s)
         return merged(options, read_parts(str(started.folder), options.workers))

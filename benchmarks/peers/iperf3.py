@@ -22,11 +22,11 @@ LENGTH = "256K"
 READY = "Server listening"
 READY_S = 10.0
 PORT = "5201"
-"""Of a host of its own."""
+"""iperf3's port, in a cluster whose nodes have an address each."""
 
 
 def result_of(report_of_iperf3: dict[str, Any]) -> Result:
-    """What counts in the JSON of iperf3."""
+    """The figures in iperf3's JSON."""
     if "error" in report_of_iperf3:
         raise PeerError(f"iperf3: {report_of_iperf3['error']}")
     end = report_of_iperf3["end"]
@@ -39,12 +39,12 @@ def result_of(report_of_iperf3: dict[str, Any]) -> Result:
 
 
 def server_command(host: str, port: str) -> list[str]:
-    """For one test."""
+    """The command of a server for one test."""
     return ["iperf3", "-s", "-1", "-B", host, "-p", port, "--forceflush"]
 
 
 def client_command(host: str, port: str, options: Options, bidir: bool) -> list[str]:
-    """Prints JSON."""
+    """The command of a client; it prints JSON."""
     command = ["iperf3", "-c", host, "-p", port, "-J", "-l", LENGTH, "-C", "cubic"]
     return [*command, "-t", str(max(round(options.seconds), 1)), *(["--bidir"] if bidir else [])]
 
@@ -57,7 +57,7 @@ def run(options: Options, bidir: bool) -> Result:
     port = str(free_port())
     with processes() as started:
         started.start("server", server_command(HOST, port))
-        # A connection made to find out whether it listens would be its one test.
+        # A connection that checks whether it listens would be its single test.
         started.wait_until(lambda: READY in started.log("server"), READY_S, "iperf3's server")
         started.start("client", client_command(HOST, port, options, bidir))
         started.wait(["client"], options.patience_s)
@@ -71,7 +71,7 @@ def need_iperf3() -> None:
 
 
 def run_between(options: Options, bidir: bool, host: str) -> Result | None:
-    """As a worker of a cluster: worker 1, at `host`, serves, worker 0 measures."""
+    """Runs as a worker of a cluster: worker 1, at `host`, serves, and worker 0 measures."""
     need_iperf3()
     rank = os.environ.get("DMLC_WORKER_ID")
     if rank is None:

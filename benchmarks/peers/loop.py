@@ -1,4 +1,4 @@
-"""The loop that a worker of every Python peer runs, so that all are measured alike."""
+"""The loop of a worker, the same for all Python peers, so that all are measured alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Callable, Protocol
 from .common import Options, Part, PeerError
 
 CALIBRATION = 0.1
-"""Iterations are doubled until they take this part of the time asked for; so that they also warm up."""
+"""The number of iterations is doubled until they take this fraction of the requested time. This also warms up."""
 
 
 class Worker(Protocol):
@@ -19,20 +19,20 @@ class Worker(Protocol):
         """Begins to sum the tensor over all workers."""
 
     def wait(self, tensor: int) -> None:
-        """Returns when the sum is here."""
+        """Waits for the sum."""
 
     def fill(self, value: float) -> None:
         """Sets all elements of all tensors."""
 
     def elements(self, tensor: int) -> tuple[float, float]:
-        """The first and the last of the sum."""
+        """The first and the last element of the sum."""
 
     def agree(self, value: float) -> float:
-        """One number for the workers' numbers, the same at all of them; waits for all."""
+        """Reduces the workers' numbers to one, the same on all workers; waits for all of them."""
 
 
 def verify(worker: Worker, rank: int, options: Options) -> None:
-    """Sums are sums, or nothing is measured. Leaves zeros, which stay so however often they are summed."""
+    """Checks the sums before anything is measured. Leaves zeros, which stay zeros when they are summed."""
     worker.fill(rank + 1.0)
     iterate(worker, options.tensors)
     expected = options.workers * (options.workers + 1) / 2
@@ -44,7 +44,7 @@ def verify(worker: Worker, rank: int, options: Options) -> None:
 
 
 def iterate(worker: Worker, tensors: int) -> list[float]:
-    """All tensors at once. Microseconds from each one's call to its end, as seen by who waits for them in order."""
+    """Sums all tensors at once. Returns microseconds from each call to the end of its wait; waits are in order."""
     clock = time.perf_counter_ns
     calls, latencies = [], []
     for tensor in range(tensors):
@@ -57,7 +57,7 @@ def iterate(worker: Worker, tensors: int) -> list[float]:
 
 
 def iterations_for(seconds: float, took: Callable[[int], float]) -> int:
-    """How many fill the time. `took(n)` is how long n of them take, the same number at all workers."""
+    """The number of iterations that fill the time. took(n): seconds of n iterations, the same number on all workers."""
     count = 1
     while True:
         elapsed = took(count)
@@ -68,12 +68,12 @@ def iterations_for(seconds: float, took: Callable[[int], float]) -> int:
 
 def cpu_s(processes: Sequence[int]) -> float:
     """CPU seconds so far of this process and of others, with all their threads."""
-    # The kernel's number of another process's CPU clock, which C calls clock_getcpuclockid.
+    # The clock id of another process's CPU time, as clock_getcpuclockid returns it in C.
     return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in processes)
 
 
 def measure(worker: Worker, rank: int, options: Options, others: Sequence[int] = ()) -> Part:
-    """The worker's part. The CPU time of the processes `others` counts as its own."""
+    """Measures on one worker. The CPU time of the processes `others` is added to its own."""
     verify(worker, rank, options)
 
     def took(count: int) -> float:

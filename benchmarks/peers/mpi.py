@@ -82,13 +82,13 @@ def work(options: Options, folder: str, blocking: bool) -> None:
 def run(options: Options, tcp: bool, blocking: bool) -> Result:
     """All workers, started by mpirun."""
     if options.workers < 2:
-        raise PeerError("MPI needs --workers 2 or more: one alone sends nothing.")
+        raise PeerError("MPI needs --workers 2 or more: a single worker sends nothing.")
     if shutil.which("mpirun") is None:
         raise PeerError("mpirun is not installed: apt-get install openmpi-bin.")
     if importlib.util.find_spec("mpi4py") is None:
         raise PeerError("mpi4py is not installed: make peers, or pip install mpi4py.")
     with processes() as started:
-        # More processes than cores, and root in a container, are what Open MPI refuses unless told.
+        # By default Open MPI refuses more processes than cores, and root.
         command = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
         command += ["--mca", "oob_tcp_if_include", "lo", *(TCP if tcp else ()), "-np", str(options.workers)]
         command += [sys.executable, "-m", __spec__.name, *options.arguments(), "--folder", str(started.folder)]

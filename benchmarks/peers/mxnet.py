@@ -31,9 +31,9 @@ from .loop import measure
 from .processes import HOST, free_port, processes
 
 ENVIRONMENT = ROOT / ".venv-mxnet"
-# MXNet runs a server or the scheduler in whoever imports it with that role, and then ends the process.
+# A process with the role of server or scheduler serves while it imports MXNet, and then ends.
 SERVE = "import mxnet"
-OTHERS = "FPTPS_PEER_OTHERS"
+OTHERS = "PEER_OTHERS"
 
 
 class MXNetWorker:
@@ -70,7 +70,7 @@ class MXNetWorker:
         return float(self.tensors[tensor][0].asscalar()), float(self.tensors[tensor][-1].asscalar())
 
     def agree(self, value: float) -> float:
-        """See loop.Worker. The mean: a server only sums, and sends all workers the same."""
+        """See loop.Worker. The mean, because MXNet's servers can only sum."""
         number = self.mxnet.nd.array([value])
         self.kv.pushpull(self.number_key, number, out=number)
         return float(number.asscalar()) / int(self.kv.num_workers)
@@ -87,7 +87,7 @@ def work(options: Options, folder: str) -> None:
 def run(options: Options, p3: bool, python: Path) -> Result:
     """The scheduler, all servers, all workers."""
     if not python.exists():
-        raise PeerError(f"{python} is not there: make peers sets MXNet up in an environment of its own.")
+        raise PeerError(f"{python} does not exist: `make peers` sets up MXNet in its own environment.")
     cluster = {
         "DMLC_PS_ROOT_URI": HOST,
         "DMLC_PS_ROOT_PORT": str(free_port()),
@@ -108,7 +108,7 @@ def run(options: Options, p3: bool, python: Path) -> Result:
             command = [str(python), "-m", __spec__.name, *options.arguments()]
             command += ["--rank", str(rank), "--folder", str(started.folder)]
             started.start(name, command, environment)
-        # Their end is not waited for: in P3's mode one process in ten hangs when it leaves.
+        # Do not wait for their end: in P3 mode one process in ten hangs at exit.
         folder = str(started.folder)
         started.wait_until(lambda: parts_written(folder, options.workers), options.patience_s, "the workers")
         return merged(options, read_parts(folder, options.workers))
@@ -118,7 +118,7 @@ def main() -> None:
     """The command line."""
     made = parser("MXNet's kvstore dist_sync, that is ps-lite")
     made.add_argument("--p3", action="store_true", help="slices, sent by priority (DMLC_PS_VAN_TYPE=p3)")
-    made.add_argument("--python", type=Path, default=ENVIRONMENT / "bin" / "python", help="that has MXNet")
+    made.add_argument("--python", type=Path, default=ENVIRONMENT / "bin" / "python", help="a Python with MXNet")
     add_worker_options(made)
     parsed = made.parse_args()
     if parsed.rank is None:

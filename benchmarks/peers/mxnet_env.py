@@ -18,7 +18,7 @@ PACKAGES = ("mxnet==1.9.1", "numpy<1.24")
 
 
 def candidates() -> list[str]:
-    """Interpreters that may be there: by name, and where pyenv and uv keep theirs."""
+    """Python interpreters to try: by name, and in the folders of pyenv and uv."""
     found = [sys.executable]
     for version in PYTHONS:
         found.append(f"python{version}")
@@ -28,7 +28,7 @@ def candidates() -> list[str]:
 
 
 def fits(python: str) -> bool:
-    """One that starts, and has the right version. A name that pyenv has put on the path need not start."""
+    """Whether it starts and has the right version. pyenv's shims may not start."""
     try:
         done = subprocess.run(
             [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
@@ -42,14 +42,14 @@ def fits(python: str) -> bool:
 
 
 def run(*command: str) -> None:
-    """A step that has to succeed."""
+    """Runs a step; raises PeerError if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise PeerError(f"{' '.join(command)} failed:\n{done.stdout.strip()}")
 
 
 def make() -> dict[str, str]:
-    """Makes it anew, and imports MXNet there."""
+    """Makes the environment, and checks that MXNet can be imported."""
     python = next(filter(fits, candidates()), None)
     if python is None:
         raise PeerError(

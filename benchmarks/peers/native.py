@@ -1,11 +1,12 @@
-"""The machine's limits: epoll.c (TCP over loopback) and ring.c (shared memory), compiled where that is needed.
+"""Compiles and runs epoll.c (TCP over loopback) and ring.c (shared memory), which measure the machine's limits.
 
 python -m benchmarks.peers.native epoll --workers 1 --servers 1 [--one-way] [--check]
 python -m benchmarks.peers.native ring --workers 4 --servers 4 [--one-way] [--check]
 
-Several workers and servers are so many pairs at once: as many bytes as in a cluster of that size, nothing summed.
---one-way: the server answers each tensor with 8 bytes, and only the bytes to it count.
---check: each iteration sends other bytes, and compares what the server got; slow.
+With several workers and servers, one pair per worker runs at the same time: they move as many bytes as a cluster of
+that size, and sum nothing.
+--one-way: the server answers each tensor with 8 bytes; only the bytes to the server count.
+--check: each iteration sends different bytes, and compares what the server received; slow.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PROGRAMS = ("epoll", "ring")
 
 
 def compiled(program: str) -> Path:
-    """The program, compiled anew if a source is newer."""
+    """The path of the program; compiles it if a source is newer."""
     binary = BUILD / program
     sources = [HERE / f"{program}.c", HERE / "traffic.c", HERE / "traffic.h"]
     if binary.exists() and all(binary.stat().st_mtime > source.stat().st_mtime for source in sources):
@@ -37,7 +38,7 @@ def compiled(program: str) -> Path:
     if shutil.which(compiler[0]) is None:
         raise PeerError(f"the C compiler {compiler[0]} is not installed: apt-get install gcc libc6-dev.")
     BUILD.mkdir(parents=True, exist_ok=True)
-    # Two that compile at once do not see each other's half.
+    # Compile to a private file: another run may compile at the same time.
     half = BUILD / f"{program}.{os.getpid()}"
     command = [*compiler, "-O2", "-std=c11", "-Wall", "-Wextra", "-o", str(half), *map(str, sources[:2])]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -48,7 +49,7 @@ def compiled(program: str) -> Path:
 
 
 def run(program: str, pairs: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """What so many of the program print, which all run at once. They end by themselves: each has an alarm."""
+    """Runs the program in pairs processes at once; returns their merged result. Each ends by its own alarm."""
     binary = compiled(program)
     names = [f"{program} {pair}" for pair in range(pairs)]
     with processes() as started:
@@ -59,7 +60,7 @@ def run(program: str, pairs: int, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One result for all pairs: the mean of each figure; checked if all are."""
+    """The mean of each figure over all pairs; checked if all were."""
     figures: dict[str, Any] = {
         name: statistics.fmean(result[name] for result in results) for name in results[0] if name != "checked"
     }

@@ -1,4 +1,4 @@
-"""The processes of a peer: all of them end, whatever happens."""
+"""Starts the processes of a peer, and makes sure that all of them end."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PR_SET_PDEATHSIG = 1
 
 
 class Processes:
-    """Started one after the other; none outlives the `with`."""
+    """Processes with log files. Inside processes() below, none outlives the `with` block."""
 
     def __init__(self, folder: str) -> None:
-        """What they print goes to files of the folder."""
+        """folder: for the log files."""
         self.folder = Path(folder)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Starts one in the repository's root, with this environment besides its own. Returns its pid."""
+        """Starts a process in the repository's root, with additional environment variables. Returns its pid."""
         with open(self.folder / f"{name}.log", "wb") as log:
             self.running[name] = subprocess.Popen(
                 command,
@@ -47,15 +47,15 @@ class Processes:
         return self.running[name].pid
 
     def log(self, name: str) -> str:
-        """What it has printed."""
+        """The output of a process so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def wait(self, names: Sequence[str], seconds: float) -> None:
-        """Until those have ended well, or as wait_until."""
+        """Waits until the named processes have ended with 0. Raises as wait_until does."""
         self.wait_until(lambda: all(self.running[name].poll() == 0 for name in names), seconds, " and ".join(names))
 
-    def wait_until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until `done`. PeerError as soon as any process has failed, or after the time."""
+    def wait_until(self, done: Callable[[], bool], seconds: float, event: str) -> None:
+        """Waits until done() is true. Raises PeerError if a process fails, or after the timeout."""
         deadline = time.monotonic() + seconds
         while True:
             for name, process in self.running.items():
@@ -64,11 +64,11 @@ class Processes:
             if done():
                 return
             if time.monotonic() > deadline:
-                raise PeerError(f"{what}: not done within {seconds:.0f} s")
+                raise PeerError(f"{event}: not done within {seconds:.0f} s")
             time.sleep(TICK_S)
 
     def stop(self) -> None:
-        """Ends those that still run."""
+        """Stops the running processes."""
         for process in self.running.values():
             process.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -81,19 +81,19 @@ class Processes:
 
 
 def end_with_parent() -> None:
-    """In a child before its program starts: SIGTERM when the runner dies, however it does."""
+    """Runs in the child before exec: the kernel sends SIGTERM when the runner dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_line(text: str) -> str:
-    """Of what a failed process has said."""
+    """The last non-empty line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 @contextlib.contextmanager
 def processes() -> Iterator[Processes]:
-    """A set of processes, and a folder for what they say."""
+    """A Processes with a temporary folder; stops the processes at the end, also after SIGTERM."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -108,7 +108,7 @@ def processes() -> Iterator[Processes]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has now."""
+    """A port that is free at the moment."""
     with socket.socket() as found:
         found.bind((HOST, 0))
         port: int = found.getsockname()[1]

@@ -1,5 +1,5 @@
 """`python -m benchmarks.testbed`."""
 
-from .bed import main
+from .cli import main
 
 main()

@@ -1,40 +1,39 @@
-"""Runs a whole fptps cluster on this machine, each node with an IP address and a link of a set rate of its own.
+"""A cluster on this machine whose nodes have an IP address and a link of a set rate each. See docs/testbed.md.
 
-    python -m benchmarks.testbed -n 4 -s 4 --rate 1gbit -- python train.py
-
-See docs/testbed.md. From Python:
-
-    with TestBed(workers=2, servers=2, rate="1gbit", rates={"server:0": "500mbit,100mbit"}) as bed:
-        exit_code = bed.run(["python", "train.py"])
-        print(bed.table())
+with TestBed(workers=2, servers=2, rate="1gbit", rates={"server:0": "500mbit,100mbit"}) as bed:
+    exit_code = bed.run(["python", "train.py"])
+    print(bed.table())
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
-import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, Final
 
-import click
+from fptps.cluster._commands import cluster_commands
+from fptps.cluster._process import Command
+from fptps.cluster._supervisor import Supervisor
 
-from fptps.launch import Command, Supervisor, cluster_commands
-
-from .network import MOST_PER_ROLE, QUEUE, Link, Network, Rate, TestBedError, bits, find_way
-from .usage import Sample, Sampler, table, write_json
+from . import check, found, usage
+from .director import TIMELINE, Director, Flows
+from .network import MOST_PER_ROLE, OUTSIDE, QUEUE, Network, find_way
+from .quantities import Hindrance, Link, Rate, TestBedError, bits, check_nodes, value_of
+from .record import Record
+from .script import Begin, Change, Entry, nodes_of
+from .usage import Sampler
 
 PORT: Final = 9000
-"""Of the scheduler, which is alone in its namespace."""
+"""Port of the scheduler, which is alone in its namespace."""
 RATE: Final = "1gbit"
 
 
 def why_not() -> str | None:
-    """Why there can be no test bed here, in a sentence that says what to do; None if there can be one."""
+    """Why a test bed cannot be made on this machine, and what to do; None if it can."""
     try:
         find_way()
     except TestBedError as error:
@@ -47,7 +46,10 @@ class TestBed:
 
     rate: of every server's and worker's link, for both directions ("1gbit") or to send and to receive
     ("1gbit,500mbit"); rates: of single ones ("server:0") or of a role ("server"); queue: how many bytes wait at each
-    end of a link before packets are dropped. The network ends with its block, or the thread that entered it.
+    end of a link before packets are dropped; give_rates: have FPTPS_LINK_RATE set on each node to what its link sends;
+    delays, losses: of nodes, roles or "all": {"all": "15ms", "worker:0": "5ms,20ms"}, {"server": "0.1%"}; seed: chooses
+    the packets that are lost; script: what changes during each run (script.change() and script.traffic()).
+    The network ends with its block, or the thread that entered it.
     """
 
     def __init__(
@@ -57,25 +59,35 @@ class TestBed:
         rate: str = RATE,
         rates: Mapping[str, str] | None = None,
         queue: str = QUEUE,
+        give_rates: bool = False,
+        delays: Mapping[str, str] | None = None,
+        losses: Mapping[str, str] | None = None,
+        seed: int = 0,
+        script: Sequence[Entry] = (),
     ) -> None:
         for role, count, least in (("workers", workers, 1), ("servers", servers, 0)):
             if not least <= count <= MOST_PER_ROLE:
                 raise ValueError(f"{role}={count}: from {least} to {MOST_PER_ROLE} are possible")
         if re.fullmatch(r"\d+[kmg]?b", queue) is None:
-            raise ValueError(f"{queue!r} is no size: a number and b, kb, mb or gb are expected, as in 1mb")
-        self.samples: list[Sample] = []
-        """What the links carried in the last run; grows during a run."""
-        self.drops: dict[Link, int] = {}
-        """How many packets each link dropped in the last run."""
+            raise ValueError(f"{queue!r} is not a size: a number and b, kb, mb or gb are expected, as in 1mb")
+        self.record = Record()
+        """The last run; its samples grow during a run."""
         self._workers = workers
         self._servers = servers
         self._planned = plan(workers, servers, rate, rates or {})
+        shaped = [node for node, rate in self._planned.items() if rate]
+        self._hindrances = plan_hindrances(shaped, delays or {}, losses or {})
+        self._script = checked(script, shaped)
         self._queue = queue
+        self._give_rates = give_rates
+        self._seed = seed
         self._network: Network | None = None
+        self._director: Director | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> TestBed:
-        self._network = Network(self._planned, self._queue)
+        nodes = {**self._planned, OUTSIDE: None}
+        self._network = Network(nodes, self._queue, self._hindrances, self._seed)
         self._dropped = dict.fromkeys(self._network.drops(), 0)
         return self
 
@@ -93,41 +105,53 @@ class TestBed:
         err: IO[str] | None = None,
         begin: Callable[[Supervisor], object] | None = None,
     ) -> int:
-        """Runs a cluster with a program for each worker; gives the exit code that `fptps run` would.
+        """Runs a cluster with a program for each worker; returns the exit code of `fptps run`.
 
         environment: variables for all processes, besides those of this one; out, err: where their lines go; begin:
         gets what runs the processes before it does, for whoever is to call its stop().
         """
         network = self._open
-        base = {**os.environ, **(environment or {})}
-        commands = cluster_commands(self._workers, self._servers, PORT, lambda rank: list(program), base)
-        supervisor = Supervisor([self._at_its_node(command) for command in commands], out=out, err=err)
-        if begin is not None:
-            begin(supervisor)
-        with Sampler(network.counters, self._link_rates) as sampler:
-            self.samples = sampler.samples
-            code = supervisor.run()
+        rates, passed = dict(network.rates), network.passed()
+        flows = Flows(network, [each.action.traffic for each in self._script if isinstance(each.action, Begin)])
+        try:
+            with Sampler(network.counters, self._link_rates) as sampler:
+                self.record = Record(sampler.samples)
+                with Director(self._script, flows, network.echo, sampler.start, self._change) as director:
+                    self._director = director
+                    self.record.events, self.record.spans = director.events, director.spans
+                    base = {**os.environ, **(environment or {}), TIMELINE: network.echo.input_path}
+                    code = self._supervise(list(program), base, out, err, begin)
+                self.record.missed = director.missed()
+        finally:
+            self._director = None
+            flows.close()
         dropped = network.drops()
-        self.drops = {link: count - self._dropped[link] for link, count in dropped.items()}
+        self.record.drops = {link: count - self._dropped[link] for link, count in dropped.items()}
         self._dropped = dropped
+        self.record.passed = {link: since(passed[link], now) for link, now in network.passed().items()}
+        for node in {entry.action.node for entry in self._script if isinstance(entry.action, Change)}:
+            self.set_rate(node, str(rates[node]))  # the next run begins as this one did
         return code
 
     def set_rate(self, node: str, rate: str) -> None:
         """Changes the rate of a node's link ("server:0", "100mbit" or "100mbit,1gbit"), also during a run."""
-        with self._lock:
-            self._open.set_rate(self._known(node), Rate.parse(rate))
+        self._change(Change(self._known(node), Rate.parse(rate)))
 
     def address(self, node: str) -> str:
         """A node's IP address."""
         return self._open.address(self._known(node))
 
-    def table(self) -> str:
-        """The use of the links in the last run, for a person."""
-        return table(self.samples, self.drops)
+    def check(self) -> list[check.Checked]:
+        """Measures every shaped link with plain TCP, one after the other, while nothing else uses them."""
+        return check.measure(self._open)
 
-    def write_json(self, path: Path) -> None:
-        """Writes what the links carried in the last run."""
-        write_json(path, self.samples, self.drops)
+    def table(self) -> str:
+        """The last run as a table: the use of the links, what happened to them, how iterations followed."""
+        record = self.record
+        parts = [usage.table(record.samples, record.drops), *record.lines()]
+        if phases := found.phases(record.iterations(), record.events):
+            parts.append(found.table(phases))
+        return "\n".join(parts)
 
     @property
     def _open(self) -> Network:
@@ -140,6 +164,13 @@ class TestBed:
             raise KeyError(f"there is no {node}: {', '.join(self._planned)}")
         return node
 
+    def _change(self, change: Change) -> None:
+        begin = time.monotonic()
+        with self._lock:
+            self._open.set_rate(change.node, change.rate)
+            if self._director is not None:
+                self._director.record(str(change), begin)
+
     def _link_rates(self) -> dict[Link, float]:
         rates = {}
         for node, rate in self._open.rates.items():
@@ -147,78 +178,60 @@ class TestBed:
                 rates[Link(node, True)], rates[Link(node, False)] = bits(rate.send), bits(rate.receive)
         return rates
 
+    def _supervise(
+        self,
+        program: list[str],
+        environment: Mapping[str, str],
+        out: IO[str] | None,
+        err: IO[str] | None,
+        begin: Callable[[Supervisor], object] | None,
+    ) -> int:
+        commands = cluster_commands(self._workers, self._servers, PORT, lambda rank: program, environment)
+        supervisor = Supervisor([self._at_its_node(command) for command in commands], out=out, err=err)
+        if begin is not None:
+            begin(supervisor)
+        return supervisor.run()
+
     def _at_its_node(self, command: Command) -> Command:
         """The same command, in the namespace of its node."""
         network = self._open
         node = command.role if command.role == "scheduler" else f"{command.role}:{command.rank}"
-        own = {"DMLC_PS_ROOT_URI": network.address("scheduler"), "DMLC_NODE_HOST": network.address(node)}
-        rate = network.rates[node]
-        environment = {**command.environment, **own}
+        environment = {**command.environment, "DMLC_PS_ROOT_URI": network.address("scheduler")}
+        del environment["DMLC_NODE_HOST"]  # of this machine; a process at its node finds its own
         environment.pop("DMLC_INTERFACE", None)
-        environment.pop("FPTPS_LINK_RATE", None)
-        if rate is not None:
+        rate = network.rates[node]
+        if self._give_rates and rate is not None:
             environment["FPTPS_LINK_RATE"] = rate.send
         return command._replace(arguments=[*network.enter(node), *command.arguments], environment=environment)
 
 
+def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """What has passed since a time; late_s, the longest lateness, is that of all times."""
+    return {name: count if name == "late_s" else count - before[name] for name, count in now.items()}
+
+
 def plan(workers: int, servers: int, rate: str, rates: Mapping[str, str]) -> dict[str, Rate | None]:
     """The nodes of a cluster and their links' rates. The scheduler's link is not shaped."""
-    known = {"server", "worker"}
-    planned: dict[str, Rate | None] = {"scheduler": None}
-    for role, count in (("server", servers), ("worker", workers)):
-        for node in (f"{role}:{rank}" for rank in range(count)):
-            planned[node] = Rate.parse(rates.get(node, rates.get(role, rate)))
-            known.add(node)
-    for node in rates:
-        if node not in known:
-            raise ValueError(f"there is no {node!r} to give a rate to: {', '.join(sorted(known))} are expected")
-    return planned
+    roles = (("server", servers), ("worker", workers))
+    nodes = [f"{role}:{rank}" for role, count in roles for rank in range(count)]
+    check_nodes(rates, nodes)
+    return {"scheduler": None, **{node: Rate.parse(value_of(node, rates, rate)) for node in nodes}}
 
 
-def stop_by_signals(supervisor: Supervisor) -> None:
-    """Has signals end a run. Before it, they just end this process, and with it all that there is."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        supervisor.stop(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+def plan_hindrances(nodes: Sequence[str], delays: Mapping[str, str], losses: Mapping[str, str]) -> dict[str, Hindrance]:
+    """The delay and loss of those nodes that have any; nodes: those whose links are shaped."""
+    check_nodes(delays, nodes)
+    check_nodes(losses, nodes)
+    planned = {node: Hindrance.parse(value_of(node, delays, "0s"), value_of(node, losses, "0%")) for node in nodes}
+    return {node: hindrance for node, hindrance in planned.items() if any(hindrance)}
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False})
-@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="Number of workers.")
-@click.option("-s", "--servers", type=click.IntRange(0), default=0, show_default=True, help="Number of servers.")
-@click.option(
-    "--rate",
-    "texts",
-    multiple=True,
-    metavar="[NODE=]SEND[,RECEIVE]",
-    help=f"Rate of every link [{RATE}], or of NODE's: server:0, worker:3, server (all of them).",
-)
-@click.option(
-    "--queue", default=QUEUE, show_default=True, help="Bytes that wait for a link before packets are dropped."
-)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the samples here.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def main(
-    workers: int, servers: int, texts: tuple[str, ...], queue: str, json_file: Path | None, program: tuple[str, ...]
-) -> None:
-    """Run PROGRAM on a cluster whose nodes have a shaped link each, as `fptps run` does without them.
-
-    \b
-        python -m benchmarks.testbed -n 4 -s 4 --rate 1gbit --rate server:0=500mbit,100mbit -- python train.py
-    """
-    every = [text for text in texts if "=" not in text] or [RATE]
-    rates = dict(text.split("=", 1) for text in texts if "=" in text)
-    try:
-        with TestBed(workers, servers, every[-1], rates, queue) as bed:
-            code = bed.run(program, begin=stop_by_signals)
-    except (TestBedError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
-    if json_file is not None:
-        bed.write_json(json_file)
-    try:
-        print(bed.table(), flush=True)
-    except BrokenPipeError:  # nobody reads on; what stdout still holds has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+def checked(script: Sequence[Entry], nodes: Sequence[str]) -> Sequence[Entry]:
+    """A script, if all the nodes in it are there, and nothing twice."""
+    for node in nodes_of(script):
+        if node not in nodes:
+            raise ValueError(f"there is no {node!r}: {', '.join(nodes)} are expected")
+    for number, entry in enumerate(script):
+        if entry in script[:number]:
+            raise ValueError(f"{entry.action}: it is in the script twice")
+    return script

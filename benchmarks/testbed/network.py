@@ -10,15 +10,17 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from fptps.launch import SPAWN
+from fptps.cluster._supervisor import SPAWN
+
+from .program import Program
+from .quantities import Hindrance, Link, Rate, TestBedError
 
 PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 """The tools and where they come from."""
@@ -34,61 +36,33 @@ BURST: Final = "128kb"
 BURST_BYTES: Final = 128 * 1024
 QUEUE: Final = "1mb"
 INTERFACE: Final = "eth0"
-"""The end of a link at the node. The other end, at the bridge, is named after the node."""
+"""Name of the link's end at the node. The other end, at the bridge, is named after the node."""
 MOST_PER_ROLE: Final = 250
-"""So many servers, or workers, fit into the addresses 10.77.1.1 and on, 10.77.2.1 and on."""
-ROLES: Final = ("scheduler", "server", "worker")
-UNITS: Final = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-
-
-class TestBedError(Exception):
-    """The test bed cannot be made, or a tool that it uses failed."""
-
-
-def bits(rate: str) -> float:
-    """The bits per second of a rate as tc writes it: "1gbit", "500mbit"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", rate)
-    if match is None or not float(match[1]):
-        raise ValueError(f"{rate!r} is no rate: a number and bit, kbit, mbit or gbit are expected, as in 500mbit")
-    return float(match[1]) * UNITS[match[2]]
-
-
-class Rate(NamedTuple):
-    """How fast a node may send and receive, in tc's words."""
-
-    send: str
-    receive: str
-
-    @classmethod
-    def parse(cls, text: str) -> Rate:
-        """From "1gbit", for both directions, or "1gbit,500mbit": the first to send, the second to receive."""
-        send, _, receive = text.partition(",")
-        rate = cls(send, receive or send)
-        for each in rate:
-            bits(each)
-        return rate
-
-
-class Link(NamedTuple):
-    """One direction of a node's link."""
-
-    node: str
-    sends: bool
-
-    def __str__(self) -> str:
-        return f"{self.node} {'sends' if self.sends else 'receives'}"
+"""Limit of servers and of workers: their addresses start at 10.77.1.1 and 10.77.2.1."""
+OUTSIDE: Final = "outside"
+"""Another machine of the network, whose link is not shaped: where other programs' traffic comes from and goes to."""
+ROLES: Final = ("scheduler", "server", "worker", OUTSIDE)
+RECEIVED_BYTES: Final = 0
+SENT_BYTES: Final = 8
+SENT_DROPS: Final = 11
+"""Columns of /proc/net/dev."""
+FASTEST: Final = 10e9
+"""Bits per second that a delayed link has room for."""
+SLACK_BYTES: Final = 1 << 24
+TAP_QUEUE: Final = 10000
+"""Frames that wait at a delayed link until the program that forwards them reads."""
 
 
 def tool(name: str) -> str:
     """Where a tool is. TestBedError if it is missing."""
     path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), SBIN]))
     if path is None:
-        raise TestBedError(f"the test bed needs {name}, which is not here: install {PACKAGES[name]}")
+        raise TestBedError(f"the test bed needs {name}, which is not installed: install {PACKAGES[name]}")
     return path
 
 
 def find_way() -> list[str]:
-    """The options of unshare that make a namespace with shaped links here. TestBedError says why there are none."""
+    """The options of unshare that make a namespace with shaped links. Raises TestBedError if none do."""
     ip, tc, unshare = tool("ip"), tool("tc"), tool("unshare")
     tool("nsenter")
     for way in WAYS:
@@ -109,10 +83,10 @@ def find_way() -> list[str]:
 
 
 class Holder:
-    """A process that keeps a network namespace until it is told to end, or the thread that started it has ended."""
+    """A process that keeps a network namespace alive until it is stopped, or until the thread that started it ends."""
 
     def __init__(self, unshare: list[str]) -> None:
-        # In a session of its own: Ctrl-C is for the cluster, whose processes need their links until they have ended.
+        # In its own session: Ctrl-C must reach only the cluster, whose processes need their links until they end.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", SPAWN, str(os.getpid()), *unshare, "cat"],
             stdin=subprocess.PIPE,
@@ -124,15 +98,40 @@ class Holder:
         self.pid = self._process.pid
 
     def wait_until_ready(self) -> None:
-        """Returns when the namespace is there: cat answers."""
+        """Waits until the namespace exists: then cat echoes a line."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        with contextlib.suppress(BrokenPipeError):  # then the answer is missing, too
+        with contextlib.suppress(BrokenPipeError):  # the missing echo is reported below
             self._process.stdin.write(b"\n")
         if not self._process.stdout.read(1):
             said = self._process.stderr.read().decode(errors="replace").strip()
             raise TestBedError(f"a network namespace could not be made: {said}")
+
+    @property
+    def input_path(self) -> str:
+        """A file for the processes of the user namespace: what they write to it comes out of output, cat's."""
+        return f"/proc/{self.pid}/fd/0"
+
+    @property
+    def output(self) -> int:
+        """The file descriptor to read from."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def write(self, line: bytes) -> None:
+        """Writes a line of this process's own, which comes out after all that was written before."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has been killed, and the output ends
+            self._process.stdin.write(line)
+
+    def devices(self) -> dict[str, list[int]]:
+        """The counters of the namespace's interfaces, as in /proc/net/dev."""
+        devices = {}
+        for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()[2:]:
+            name, _, numbers = line.partition(":")
+            devices[name.strip()] = [int(number) for number in numbers.split()]
+        return devices
 
     def end(self) -> None:
         """Ends the process."""
@@ -142,7 +141,7 @@ class Holder:
 
 
 def run_all(jobs: Iterable[tuple[list[str], str]]) -> list[str]:
-    """Runs commands, each with its input, at the same time; gives their outputs."""
+    """Runs commands at the same time, each with its input; returns their outputs."""
     started = []
     for command, text in jobs:
         pipe = subprocess.PIPE
@@ -157,17 +156,27 @@ def run_all(jobs: Iterable[tuple[list[str], str]]) -> list[str]:
 class Network:
     """The network of some nodes ("scheduler", "server:0", "worker:3"); rates: theirs, or None for a link of any rate.
 
-    It ends with the thread that makes it, at the latest.
+    hindrances: the delay and loss of some nodes' links; seed: chooses the packets that are lost. The network ends with
+    the thread that makes it, at the latest.
     """
 
-    def __init__(self, rates: Mapping[str, Rate | None], queue: str = QUEUE) -> None:
+    def __init__(
+        self,
+        rates: Mapping[str, Rate | None],
+        queue: str = QUEUE,
+        hindrances: Mapping[str, Hindrance] | None = None,
+        seed: int = 0,
+    ) -> None:
         self.rates = dict(rates)
         self.nodes = list(rates)
+        self.hindrances = dict(hindrances or {})
         self._queue = queue
+        self._forwarders: dict[str, Program] = {}
         self._way = find_way()
         self._holders: list[Holder] = []
         try:
             self._make_namespaces()
+            self._start_forwarders(seed)
             self._make_links()
             self._shape("add", {node: rate for node, rate in rates.items() if rate})
         except BaseException:
@@ -176,6 +185,8 @@ class Network:
 
     def close(self) -> None:
         """Ends the namespaces and, with them, the links. Processes in them are left alone."""
+        while self._forwarders:
+            self._forwarders.popitem()[1].end()
         while self._holders:
             self._holders.pop().end()
 
@@ -185,26 +196,23 @@ class Network:
         return f"10.77.{ROLES.index(role)}.{int(rank or 0) + 1}"
 
     def enter(self, node: str) -> list[str]:
-        """What goes before a command that is to run at the node."""
+        """Prefix of a command to run it at the node."""
         return self._enter(self._holders[1 + self.nodes.index(node)])
 
     def set_rate(self, node: str, rate: Rate) -> None:
-        """Changes the rate of a link that has one. For any thread."""
+        """Changes the rate of a shaped link. Any thread may call it."""
         if self.rates[node] is None:
             raise ValueError(f"the link of {node} is not shaped")
         self._shape("change", {node: rate})
         self.rates[node] = rate
 
     def counters(self) -> dict[Link, int]:
-        """How many bytes each link has carried. They have passed the link: what waits or was dropped is not counted."""
-        ends = {}
-        for line in Path(f"/proc/{self._holders[0].pid}/net/dev").read_text().splitlines()[2:]:
-            name, _, numbers = line.partition(":")
-            ends[name.strip()] = numbers.split()
+        """Bytes that each link has carried; queued and dropped bytes are not counted."""
+        ends = self._holders[0].devices()
         counters = {}
         for node in self.nodes:  # at the bridge: what it receives is what the node has sent
-            counters[Link(node, True)] = int(ends[end_of(node)][0])
-            counters[Link(node, False)] = int(ends[end_of(node)][8])
+            counters[Link(node, True)] = ends[end_of(node)][RECEIVED_BYTES]
+            counters[Link(node, False)] = ends[end_of(node)][SENT_BYTES]
         return counters
 
     def drops(self) -> dict[Link, int]:
@@ -218,6 +226,25 @@ class Network:
             drops[Link(node, True)] = dropped(at_node[INTERFACE])
             drops[Link(node, False)] = dropped(at_bridge[end_of(node)])
         return drops
+
+    @property
+    def echo(self) -> Holder:
+        """Brings what processes at the nodes write to its input_path to this one."""
+        return self._holders[0]
+
+    def passed(self) -> dict[Link, dict[str, float]]:
+        """What the links with delay or loss have passed so far; see benchmarks.links.forward."""
+        found = {}
+        at_bridge = self._holders[0].devices()
+        for node, forwarder in self._forwarders.items():
+            forwarder.write()
+            sent, received = json.loads(forwarder.read())
+            # What the program did not read in time.
+            at_node = self._holders[1 + self.nodes.index(node)].devices()
+            sent["overflows"] += at_node[INTERFACE][SENT_DROPS]
+            received["overflows"] += at_bridge[end_of(node)][SENT_DROPS]
+            found[Link(node, True)], found[Link(node, False)] = sent, received
+        return found
 
     @property
     def _bridge(self) -> list[str]:
@@ -244,11 +271,31 @@ class Network:
         for holder in self._holders[1 if self._way else 0 :]:
             holder.wait_until_ready()
 
+    def _start_forwarders(self, seed: int) -> None:
+        """Starts a program for each link with delay or loss, between a device of the node's and one of the bridge's."""
+        for node, h in self.hindrances.items():
+            lines = [
+                [delay, loss, f"{seed} {Link(node, sends)}", int(SLACK_BYTES + delay * FASTEST / 8)]
+                for sends, delay, loss in (
+                    (True, h.send_delay_s, h.send_loss),
+                    (False, h.receive_delay_s, h.receive_loss),
+                )
+            ]
+            options = {"node": device_of(node), "bridge": end_of(node), "lines": lines}
+            self._forwarders[node] = Program(self._bridge, "forward", json.dumps(options))
+        for forwarder in self._forwarders.values():
+            forwarder.read()
+
     def _make_links(self) -> None:
         ip = [tool("ip"), "-batch", "-"]
         bridge = ["link add br0 type bridge mcast_snooping 0", *up("br0")]
         for node, holder in zip(self.nodes, self._holders[1:]):
-            bridge.append(f"link add name {end_of(node)} type veth peer name {INTERFACE} netns {holder.pid}")
+            if node in self._forwarders:
+                bridge.append(f"link set dev {device_of(node)} txqueuelen {TAP_QUEUE}")
+                bridge.append(f"link set dev {device_of(node)} netns {holder.pid} name {INTERFACE}")
+                bridge.append(f"link set dev {end_of(node)} txqueuelen {TAP_QUEUE}")
+            else:
+                bridge.append(f"link add name {end_of(node)} type veth peer name {INTERFACE} netns {holder.pid}")
             bridge += [f"link set dev {end_of(node)} master br0", *up(end_of(node))]
         run_all([([*self._bridge, *ip], "\n".join(bridge))])
         run_all(
@@ -260,7 +307,7 @@ class Network:
         )
 
     def _shape(self, verb: str, rates: Mapping[str, Rate]) -> None:
-        """Tells tc the rates of nodes: at their own end what they send, at the bridge's end what they receive."""
+        """Sets rates by tc: the sending rate at the node's end, the receiving rate at the bridge's end."""
         tc = [tool("tc"), "-batch", "-"]
         at_bridge = [self._qdisc(verb, end_of(node), rate.receive) for node, rate in rates.items()]
         jobs = [([*self._bridge, *tc], "\n".join(at_bridge))]
@@ -277,11 +324,16 @@ def end_of(node: str) -> str:
     return node.replace(":", "")
 
 
+def device_of(node: str) -> str:
+    """The name of a forwarded link's end at the node, until it is there and has the name of all."""
+    return f"to{end_of(node)}"
+
+
 def up(interface: str) -> list[str]:
     """Lines for `ip -batch`. Without IPv6 addresses of its own, an interface is silent until someone uses it."""
     return [f"link set dev {interface} addrgenmode none", f"link set dev {interface} up"]
 
 
 def dropped(qdisc: Mapping[str, Any]) -> int:
-    """The drops of a qdisc, as `tc -s -j` tells of it."""
+    """The drops of a qdisc in the output of `tc -s -j`."""
     return int(qdisc["drops"])

@@ -1,26 +1,27 @@
-"""What links have carried over time: samples, and a table, a plot in text and JSON made of them."""
+"""The use of links over time: samples, with a table, a text plot and JSON."""
 
 from __future__ import annotations
 
-import json
+import bisect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from .network import Link
+from .quantities import Link
 
-INTERVAL_S: Final = 0.1
+INTERVAL_S: Final = 0.02
+COARSE_S: Final = 0.1
+"""The intervals of the table: in shorter ones the bursts that a link's bucket lets through look like use."""
 IN_USE: Final = 0.01
-"""A link is in use while it carries more than this part of its rate: a heartbeat is no use."""
+"""A link is in use while it carries more than this fraction of its rate; heartbeats stay below."""
 COLUMNS: Final = 40
 BARS: Final = " ▁▂▃▄▅▆▇█"
 
 
 class Sample(NamedTuple):
-    """What the links have carried since the run began."""
+    """The bytes that links have carried since the run began."""
 
     time: float
     """Seconds since the run began."""
@@ -31,7 +32,7 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Takes a sample every 100 ms, in a thread, within a `with` block: the first at its begin, the last at its end."""
+    """Takes a sample every 20 ms, in a thread, during a `with` block, including its begin and end."""
 
     def __init__(self, counters: Callable[[], dict[Link, int]], rates: Callable[[], dict[Link, float]]) -> None:
         self.samples: list[Sample] = []
@@ -41,7 +42,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="testbed-samples", daemon=True)
 
     def __enter__(self) -> Sampler:
-        self._start = time.monotonic()
+        self.start = time.monotonic()
         self._first = self._counters()
         self._take()
         self._thread.start()
@@ -55,19 +56,19 @@ class Sampler:
         self._take()
 
     def _run(self) -> None:
-        due = self._start + INTERVAL_S
+        due = self.start + INTERVAL_S
         while not self._end.wait(max(0.0, due - time.monotonic())):
             self._take()
             due = max(due + INTERVAL_S, time.monotonic())
 
     def _take(self) -> None:
-        now = time.monotonic() - self._start
+        now = time.monotonic() - self.start
         carried = {link: count - self._first[link] for link, count in self._counters().items()}
         self.samples.append(Sample(now, carried, self._rates()))
 
 
 class Interval(NamedTuple):
-    """What a link carried between two samples."""
+    """The use of a link between two samples."""
 
     begin: float
     end: float
@@ -82,22 +83,44 @@ class Interval(NamedTuple):
 
     @property
     def use(self) -> float:
-        """The part of its rate that it carried. Above 1 when the bucket was full: a burst may pass at once."""
+        """The used fraction of its rate. May exceed 1 after a pause: a full token bucket lets a burst pass."""
         return self.speed / self.rate if self.rate else 0.0
 
     @property
     def in_use(self) -> bool:
-        """Whether it carried more than a heartbeat, or, where no rate tells how much that is, anything."""
+        """Whether it carried more than heartbeats; for an unshaped link, anything."""
         return self.use > IN_USE if self.rate else self.carried > 0
 
 
 def intervals(samples: Sequence[Sample], link: Link) -> list[Interval]:
-    """What a link carried from sample to sample. Its rate is the one at the begin."""
+    """The use of a link from sample to sample, with the rate at the begin of each interval."""
     return [
         Interval(a.time, b.time, b.carried[link] - a.carried[link], a.rates.get(link))
         for a, b in zip(samples, samples[1:])
         if b.time > a.time
     ]
+
+
+def thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples at least 100 ms apart, with the first and the last one."""
+    kept: list[Sample] = []
+    for sample in samples[:-1]:
+        if not kept or sample.time - kept[-1].time >= COARSE_S:
+            kept.append(sample)
+    return [*kept, *samples[-1:]]
+
+
+def carried_between(samples: Sequence[Sample], link: Link, begin: float, end: float) -> tuple[float, float]:
+    """The bytes that a link carried between two times, and those that it could have; evenly within an interval."""
+    times = [sample.time for sample in samples]
+    within = samples[max(0, bisect.bisect_left(times, begin) - 1) : bisect.bisect_right(times, end) + 1]
+    carried = able = 0.0
+    for each in intervals(within, link):
+        seconds = min(each.end, end) - max(each.begin, begin)
+        if seconds > 0:
+            carried += each.carried * seconds / (each.end - each.begin)
+            able += (each.rate or 0.0) / 8 * seconds
+    return carried, able
 
 
 class Use(NamedTuple):
@@ -129,7 +152,7 @@ def use_of(samples: Sequence[Sample], link: Link) -> Use:
 
 
 def sparkline(samples: Sequence[Sample], link: Link, columns: int = COLUMNS) -> str:
-    """A link's use over the whole time, one bar for each part of it: a blank is no use, a full bar the whole rate."""
+    """A link's use over time as bars, from blank (unused) to full (its whole rate)."""
     pieces = intervals(samples, link)
     if not pieces:
         return ""
@@ -145,6 +168,7 @@ def sparkline(samples: Sequence[Sample], link: Link, columns: int = COLUMNS) -> 
 
 def table(samples: Sequence[Sample], drops: Mapping[Link, int]) -> str:
     """The use of all links, in Mbit/s and percent of their rates, with drops and a plot over time."""
+    samples = thinned(samples)
     seconds = samples[-1].time if samples else 0.0
     title = f"over {seconds:.1f} s"
     head = f"{'link':<19} {'Mbit/s':>8} {'in use':>7} {'mean':>8} {'%':>5} {'peak':>8} {'%':>5} {'drops':>6}  {title}"
@@ -158,18 +182,3 @@ def table(samples: Sequence[Sample], drops: Mapping[Link, int]) -> str:
         row += f"{drops.get(link, '-'):>6}"
         lines.append(f"{row}  |{sparkline(samples, link)}|" if rate else row)
     return "\n".join(lines)
-
-
-def write_json(path: Path, samples: Sequence[Sample], drops: Mapping[Link, int]) -> None:
-    """Writes the samples: "times", and for each link the "bytes" carried until then and the "rates" at that time."""
-    links = [
-        {
-            "node": link.node,
-            "direction": "send" if link.sends else "receive",
-            "bytes": [sample.carried[link] for sample in samples],
-            "rates": [sample.rates.get(link) for sample in samples],
-            "drops": drops.get(link),
-        }
-        for link in (samples[-1].carried if samples else ())
-    ]
-    path.write_text(json.dumps({"times": [round(sample.time, 6) for sample in samples], "links": links}) + "\n")

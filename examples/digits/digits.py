@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Digits(NamedTuple):
-    """1797 grey pictures: x is (n, 1, 8, 8) float32 in 0..1, y the digits, (n,) int64."""
+    """1797 grey pictures: x (n, 1, 8, 8) float32 in 0..1; y the digits, (n,) int64."""
 
     train_x: torch.Tensor
     train_y: torch.Tensor
@@ -29,11 +29,11 @@ def load(test_size: int = 360) -> Digits:
 
 
 def cnn() -> nn.Sequential:
-    """149 k weights, made so that the result does not depend on the number of workers.
+    """149 k weights. Its layers are chosen so that the result does not depend on the number of workers.
 
-    Dropout and batch normalisation would see a worker's share of a batch, not the batch. Kinks
-    (ReLU, max pooling) would blow up the last bit of a sum, which depends on how it was split,
-    to a few per cent of the weights; through smooth functions it stays a last bit.
+    Dropout and batch normalisation would see a worker's part of a batch, not the batch. The last bit
+    of a sum depends on the order of its terms: functions with kinks (ReLU, max pooling) would let
+    such differences grow to a few per cent of the weights, smooth functions keep them small.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),

@@ -3,14 +3,15 @@
     fptps run -n 2 -s 1 python examples/digits/train.py     # 2 workers, 1 server
     python examples/digits/train.py                         # the same in one process
 
-Every worker computes the gradients of its share of each batch; fptps sums them; every
-worker takes the same optimiser step. The weights are those of one process that trains on
-the whole batches (up to the rounding of floats), whatever the number of workers.
+Each batch is divided among the workers. Every worker computes the gradients of its part; fptps
+sums them; every worker takes the same optimiser step. Up to the rounding of floats, the weights
+do not depend on the number of workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 import sys
@@ -38,28 +39,26 @@ def main() -> int:
 def train(kv: fptps.KVWorker, args: argparse.Namespace) -> dict[str, float]:
     # The workers of one machine share its cores.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // kv.num_workers))
-    torch.manual_seed(args.seed + kv.rank)  # different on purpose: init below makes them equal
+    torch.manual_seed(args.seed + kv.rank)  # different on purpose: all workers receive rank 0's weights below
 
     data = digits.load()
     net = digits.cnn()
-    params = list(net.parameters())
-    optimizer = torch.optim.SGD(params, lr=args.lr, momentum=0.9)
+    params = dict(net.named_parameters())
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
 
-    # Everyone starts from rank 0's weights.
     kv.set_tensor_count(len(params))
-    for key, p in enumerate(params):
-        kv.init(key, p.detach())
-        kv.pull(key, out=p.detach()).wait()
+    kv.init_all(params)
+    kv.broadcast(params)  # all workers start from rank 0's weights
 
-    # A gradient leaves as soon as the backward pass has made it, and travels while the pass
-    # goes on. The layers near the input are made last and needed first: they go first.
+    # A gradient is sent as soon as the backward pass has computed it, while the pass continues. The
+    # layers near the input are computed last and needed first: they have the highest priority.
     tickets: list[fptps.Ticket] = []
 
-    def send(key: int, p: torch.nn.Parameter) -> None:
-        tickets.append(kv.push_pull(key, p.grad, out=p.grad, priority=-key))
+    def send(p: torch.nn.Parameter, name: str, priority: int) -> None:
+        tickets.append(kv.push_pull(name, p.grad, out=p.grad, priority=priority))
 
-    for key, p in enumerate(params):
-        p.register_post_accumulate_grad_hook(lambda p, key=key: send(key, p))
+    for layer, (name, p) in enumerate(params.items()):
+        p.register_post_accumulate_grad_hook(functools.partial(send, name=name, priority=-layer))
 
     batches = epoch_batches(len(data.train_y), args.batch_size, args.epochs, args.seed)
     waited = 0.0
@@ -67,15 +66,14 @@ def train(kv: fptps.KVWorker, args: argparse.Namespace) -> dict[str, float]:
     for batch in tqdm(batches, desc="training", mininterval=0.5, disable=kv.rank != 0):
         mine = batch[kv.rank :: kv.num_workers]
         optimizer.zero_grad()
-        # The sum over my samples, divided by the size of the WHOLE batch: so the sum over
-        # the workers is the batch's mean, also where the batch does not divide evenly.
+        # The sum over this worker's samples, divided by the size of the WHOLE batch: the sum over
+        # the workers is then the batch's mean, even if the batch does not divide evenly.
         scores = net(data.train_x[mine])
         loss = cross_entropy(scores, data.train_y[mine], reduction="sum") / len(batch)
         loss.backward()
 
         blocked = time.perf_counter()
-        for ticket in tickets:
-            ticket.wait()
+        fptps.wait(tickets)
         tickets.clear()
         waited += time.perf_counter() - blocked
         optimizer.step()
@@ -87,8 +85,8 @@ def train(kv: fptps.KVWorker, args: argparse.Namespace) -> dict[str, float]:
     return {
         "accuracy": accuracy(net, data.test_x, data.test_y),
         "iterations": len(batches),
-        "pushed_mb": stats["bytes_pushed"] / 1e6,
-        "pulled_mb": stats["bytes_pulled"] / 1e6,
+        "pushed_mb": stats.bytes_pushed / 1e6,
+        "pulled_mb": stats.bytes_pulled / 1e6,
         "seconds": seconds,
         "wait_share": waited / seconds,
     }

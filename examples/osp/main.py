@@ -1,141 +1,106 @@
-"""Starts one process of an experiment; README.md shows how."""
+"""Local updates: many steps on each worker for each exchange of models.
+
+fptps run -n 3 python examples/osp/main.py --algorithm OSP      # 3 workers on this machine
+python examples/osp/main.py --algorithm OSP                     # the same program alone
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import re
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
-import config as settings
-import datasets
 import torch
-from algorithms import ALGORITHMS
-from join import Place, join
-from link import Link
-from ps import Ps
-from worker import Worker
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 import fptps
+from fptps.codec import Quantizer
+from fptps.torch.local import DQLOSP, LOSP, OSP, LocalSGD, Round
 
-CONFIGS = Path(__file__).parent / "configs"
+ALGORITHMS = {
+    "localSGD": LocalSGD,
+    "OSP": OSP,
+    "LOSP": LOSP,
+    "DQLOSP": functools.partial(DQLOSP, quantizer=Quantizer(bits=8)),
+}
 
 
 def main() -> None:
     args = arguments()
-    roles: list[Ps | Worker] = []
-    try:
-        train(args, roles)
-    finally:
-        for role in roles:
-            role.close()
+    with fptps.KVWorker() as kv:
+        # The workers of one machine share its cores.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // kv.num_workers))
+        train_x, train_y, test_x, test_y = digits()
+        mine = torch.arange(len(train_y))[kv.rank :: kv.num_workers]
+
+        model = cnn()  # all workers get rank 0's weights below
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        local = ALGORITHMS[args.algorithm](kv, model, optimizer, steps=args.steps, total_steps=args.iterations)
+
+        def print_round(round: Round) -> None:
+            print(
+                f"round {round.number}: {local.iterations} iterations; sum in flight for {round.in_flight_s:.3f} s, "
+                f"of which {round.waited_s:.3f} s waiting"
+            )
+
+        if kv.rank == 0:
+            local.on_round = print_round
+        for batch in batches(mine, seed=kv.rank):
+            optimizer.zero_grad()
+            cross_entropy(model(train_x[batch]), train_y[batch]).backward()
+            local.step()  # the optimizer's step, and the algorithm's exchange with the other workers
+            if local.finished:
+                break
+
+        if kv.rank == 0:  # all workers now have the same model
+            print(f"{args.algorithm}: accuracy {accuracy(model, test_x, test_y):.4f} after {local.round} rounds")
 
 
-def train(args: argparse.Namespace, roles: list[Ps | Worker]) -> None:
-    """In one cluster after another, should a worker be lost; appends the role to roles when it is known."""
-    place = None if args.psip is None else Place(args.psip, args.psport, args.ws, args.rank)
+def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scikit-learn's handwritten digits, for training and testing: x (n, 1, 8, 8) float32 in 0..1, y (n,) int64."""
+    pixels, labels = load_digits(return_X_y=True)
+    x = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    y = torch.as_tensor(labels, dtype=torch.int64)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    return x[order[360:]], y[order[360:]], x[order[:360]], y[order[:360]]
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+
+
+def batches(samples: torch.Tensor, seed: int, size: int = 32) -> Iterator[torch.Tensor]:
+    """Batches of the samples without end, in a new order each epoch."""
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        processes = 0
-        try:
-            with join(place) as link:
-                processes = link.kv.num_workers
-                if not roles:
-                    roles.append(prepare(link, args))
-                (role,) = roles
-                role.round, role.iterations = link.from_ps([role.round, role.iterations])
-                role.train(link)
-            role.end()
-            return
-        except fptps.NodeLostError as error:
-            if not (roles and roles[0].config.on_lost_worker == "continue" and others_are_left(error, processes)):
-                for role in roles:
-                    role.end_early(str(error))
-                raise
-            rank = roles[0].rank
-            place = place._replace(processes=processes - 1, again=True) if place else Place.of_run(processes - 1, rank)
-            print(f"rank {rank}: {error}; goes on with the {processes - 2} workers left", flush=True)
+        yield from samples[torch.randperm(len(samples), generator=generator)].split(size)
 
 
-def others_are_left(error: fptps.NodeLostError, processes: int) -> bool:
-    """Whether it was a worker that was lost, not the PS (place 0), a server or the scheduler, and not the only one.
-
-    processes: of the cluster, 0 where it was lost while they joined.
-    """
-    return processes > 2 and re.match("worker [1-9]", str(error)) is not None
-
-
-def prepare(link: Link, args: argparse.Namespace) -> Ps | Worker:
-    """The role of this process, when all have found that they were started for the same."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        # As if all processes were on this machine: too many threads cost far more than too few.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // link.kv.num_workers))
-    failure = None
-    word = {}
-    if link.rank == 0:
-        try:
-            path = args.config or CONFIGS / ("mnist.json" if args.data_dir else "digits.json")
-            config = settings.read(path)
-            if args.psip is None and config.on_lost_worker == "continue" and "FPTPS_KEEP_GOING" not in os.environ:
-                raise settings.SetupError(
-                    "on_lost_worker is 'continue', but `fptps run` ends all processes with the first that is lost: "
-                    "start it as `fptps run --keep-going`, or set 'end'"
-                )
-            role: Ps | Worker = Ps(args.algorithm, config, datasets.load(config.dataset_type, args.data_dir))
-            word = {"algorithm": args.algorithm, "config": settings.to_json(config)}
-        except (settings.SetupError, OSError) as error:
-            failure, word = error, {"failure": str(error)}
-    word = link.from_ps(word)
-    check(failure, word)
-    data = role.data.fingerprint() if link.rank == 0 else ""
-    if link.rank > 0:
-        config = settings.parse(word["config"])
-        try:
-            role = Worker(link.rank, word["algorithm"], config, datasets.load(config.dataset_type, args.data_dir))
-            data = role.data.fingerprint()
-        except (settings.SetupError, OSError) as error:
-            data = f"none, because {error}"
-    own = settings.to_json(settings.read(args.config)) if args.config else word["config"]
-    link.agree(args.algorithm, own, data)
-    if isinstance(role, Ps):
-        try:
-            role.open_records(args.run_dir, args.data_dir)
-        except (settings.SetupError, OSError) as error:
-            failure = error
-    check(failure, link.from_ps({"failure": failure and str(failure)}))
-    return role
-
-
-def check(failure: Exception | None, word: dict[str, str]) -> None:
-    """Ends the PS with its own failure to start, and the workers with what it told of that."""
-    if failure:
-        raise failure
-    if word.get("failure"):
-        raise settings.SetupError(f"the PS cannot start: {word['failure']}")
+@torch.no_grad()
+def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    model.eval()
+    return float((model(x).argmax(1) == y).float().mean())
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="localSGD and its relatives; rank 0 is the PS, the others train")
+    parser = argparse.ArgumentParser(description="trains a small CNN on handwritten digits with local updates")
     parser.add_argument("--algorithm", choices=ALGORITHMS, required=True)
-    parser.add_argument("--data-dir", type=Path, help="folder of MNIST's or CIFAR-10's files")
-    parser.add_argument("--config", type=Path, help="the PS's settings [configs/mnist.json, or digits.json]")
-    parser.add_argument("--run-dir", type=Path, help="the PS's records: a folder to make [a new one in output_dir]")
-    by_hand = parser.add_argument_group("without `fptps run`, all four")
-    by_hand.add_argument("--ws", type=int, help="number of processes, the PS included")
-    by_hand.add_argument("--psip", help="address of the PS's machine")
-    by_hand.add_argument("--psport", type=int, help="a free port there")
-    by_hand.add_argument("--rank", type=int, help="0 (the PS) to ws - 1")
-    args = parser.parse_args()
-    given = [value is not None for value in (args.ws, args.psip, args.psport, args.rank)]
-    if any(given) and not all(given):
-        parser.error("--ws, --psip, --psport and --rank go together")
-    if all(given) and not 0 <= args.rank < args.ws:
-        parser.error(f"--rank {args.rank} is not one of 0 to {args.ws - 1}")
-    return args
+    parser.add_argument("--steps", type=int, default=16, help="of a worker in a round; with overlap, at most [16]")
+    parser.add_argument("--iterations", type=int, default=1500, help="of all workers together [1500]")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (settings.SetupError, OSError, fptps.FptpsError) as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
+    main()

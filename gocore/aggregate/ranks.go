@@ -21,7 +21,7 @@ func (r ranks) union(other ranks) {
 	}
 }
 
-// list gives the ranks below n that are in the set, or those that are not.
+// list returns the ranks below n that are in the set, or with in false those that are not.
 func (r ranks) list(n int, in bool) []int {
 	var all []int
 	for i, word := range r {

@@ -10,13 +10,13 @@ import (
 
 // Rows is a set of rows of one packet of a table.
 type Rows struct {
-	first int      // bytes at the packet's start that are rows of the set, whatever their size
+	first int      // bytes at the packet's start: a contribution of all its rows, which does not say how long a row is
 	row   int      // bytes of a row; 0 while set is empty
-	set   []uint64 // by number
+	set   []uint64 // a bit for each row of the packet
 }
 
-// Each calls f with where rows of the set lie in the packet, from and to in bytes, in order and not overlapping. Rows that
-// follow each other come together.
+// Each calls f with the byte ranges of the packet that the rows of the set occupy, in ascending order and without overlap.
+// Neighbouring rows share one range.
 func (r *Rows) Each(f func(from, to int)) {
 	from, to := 0, r.first
 	for i, word := range r.set {
@@ -36,7 +36,7 @@ func (r *Rows) Each(f func(from, to int)) {
 	}
 }
 
-// add puts the rows of one size that lie from from to to in the set.
+// add adds the rows, of row bytes each, that occupy the bytes from up to to.
 func (r *Rows) add(row, from, to int) {
 	if need := (wire.PacketBytes/row + 63) / 64; len(r.set) < need {
 		r.set = append(r.set, make([]uint64, need-len(r.set))...)
@@ -52,15 +52,15 @@ func (r *Rows) cleared() Rows {
 	return Rows{set: r.set}
 }
 
-// addRows adds the rows of a contribution to a slot, and notes which they are.
-func (t *Table) addRows(s *slot, h *wire.Header, payload []byte) error {
+// addRows adds the rows of a contribution to a slot's sum and to its set of rows.
+func (t *Slots) addRows(s *slot, h *wire.Header, payload []byte) error {
 	if s.acc == nil {
 		s.acc = t.pool.Get(reduce.AccBytes(h.DType, wire.PacketBytes))
 		clear(s.acc.Bytes)
 	}
 	row := h.RowBytes()
 	if row > 0 && s.rows.row > 0 && s.rows.row != row {
-		return fmt.Errorf("tensor %d packet %d: rows of %d bytes, others sent rows of %d", h.Tensor, h.Packet, row, s.rows.row)
+		return fmt.Errorf("tensor %d packet %d: this worker sent rows of %d bytes, others rows of %d", h.Tensor, h.Packet, row, s.rows.row)
 	}
 	if row == 0 {
 		s.rows.first = max(s.rows.first, int(h.RawLen))
@@ -73,8 +73,8 @@ func (t *Table) addRows(s *slot, h *wire.Header, payload []byte) error {
 	})
 }
 
-// AddAt adds elements to what an accumulator, of the type's own or of the wider one in which it is summed, has for them at
-// at bytes of a packet.
+// AddAt adds elements to an accumulator of a packet, at the place of the packet's byte at. The accumulator has elements of
+// type d, or of the wider type in which d is summed.
 func AddAt(d wire.DType, acc []byte, at int, elements []byte) {
 	if !reduce.Wide(d) {
 		reduce.Add(d, acc[at:][:len(elements)], elements)

@@ -25,13 +25,13 @@ func someRows(round uint64, row int, value int32, numbers []int) (wire.Header, [
 	return h, payload
 }
 
-// TestSumsOfRows: any rows of any workers, against maps.
+// TestSumsOfRows compares sums of random rows of several workers with maps.
 func TestSumsOfRows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
 		workers, row := 1+rng.IntN(4), 4*(1+rng.IntN(20))
 		pool := NewPool()
-		table := NewTable(workers, pool, time.Time{})
+		slots := NewSlots(workers, pool, time.Time{})
 		per := wire.RowsPerPacket(row)
 		for round := range uint64(4) {
 			want := map[int]int32{}
@@ -51,12 +51,12 @@ func TestSumsOfRows(t *testing.T) {
 				var sums []Sum
 				var err error
 				if numbers == nil {
-					sums, err = table.AddEmpty(rank, &h, nil)
+					sums, err = slots.AddEmpty(rank, &h, nil)
 				} else {
 					var payload []byte
 					h, payload = someRows(round, row, int32(rank+1), numbers)
 					var done bool
-					if sum, done, err = table.Add(rank, &h, payload, nil); done {
+					if sum, done, err = slots.Add(rank, &h, payload, nil); done {
 						sums = []Sum{sum}
 					}
 				}
@@ -102,16 +102,50 @@ func TestSumsOfRows(t *testing.T) {
 	}
 }
 
+// TestRowsOfSumsThatOneCallCompletes: each sum of a run that an Empty completes has the rows of its own packet, also where
+// the packet after it begins its round in the same call.
+func TestRowsOfSumsThatOneCallCompletes(t *testing.T) {
+	slots := NewSlots(2, NewPool(), time.Time{})
+	for round := range uint64(3) {
+		for packet := uint32(0); packet < 8; packet += 2 {
+			h, payload := someRows(round+1, 8, 1, []int{int(packet) + 1})
+			h.Packet = packet
+			if _, _, err := slots.Add(0, &h, payload, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h := wire.Header{Kind: wire.Empty, Codec: wire.CodecRows, DType: wire.Int32, Run: 8, Round: round + 1, RawLen: wire.PacketBytes}
+		sums, err := slots.AddEmpty(1, &h, nil)
+		if err != nil || len(sums) != 4 {
+			t.Fatalf("%d sums, %v", len(sums), err)
+		}
+		for _, sum := range sums {
+			var rows []int
+			sum.Rows.Each(func(from, to int) { rows = append(rows, from/8, to/8) })
+			if want := int(sum.Header.Packet) + 1; len(rows) != 2 || rows[0] != want || rows[1] != want+1 {
+				t.Errorf("round %d, packet %d: rows %v", round+1, sum.Header.Packet, rows)
+			}
+			sum.Buffer.Release()
+		}
+		for packet := uint32(1); packet < 8; packet += 2 {
+			h := wire.Header{Kind: wire.Empty, Codec: wire.CodecRows, DType: wire.Int32, Packet: packet, Run: 1, Round: round + 1, RawLen: wire.PacketBytes}
+			if _, err := slots.AddEmpty(0, &h, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // A whole packet, without numbers, and single rows of another worker.
 func TestWholePacketAndRows(t *testing.T) {
-	table := NewTable(2, NewPool(), time.Time{})
+	slots := NewSlots(2, NewPool(), time.Time{})
 	h, payload := someRows(0, 8, 1, []int{0, 1, 2})
 	h.WireLen = h.RawLen
-	if _, _, err := table.Add(0, &h, payload[:h.RawLen], nil); err != nil {
+	if _, _, err := slots.Add(0, &h, payload[:h.RawLen], nil); err != nil {
 		t.Fatal(err)
 	}
 	h, payload = someRows(0, 8, 10, []int{2, 3, 9})
-	sum, done, err := table.Add(1, &h, payload, nil)
+	sum, done, err := slots.Add(1, &h, payload, nil)
 	if !done || err != nil {
 		t.Fatal(done, err)
 	}
@@ -128,7 +162,7 @@ func TestWholePacketAndRows(t *testing.T) {
 }
 
 func TestRowsThatDoNotFitAreRefused(t *testing.T) {
-	for what, change := range map[string]func(h *wire.Header, payload []byte){
+	for name, change := range map[string]func(h *wire.Header, payload []byte){
 		"rows of another size":  func(h *wire.Header, _ []byte) { h.RawLen, h.WireLen = 16, 18 },
 		"a row beyond":          func(_ *wire.Header, payload []byte) { payload[19] = 0xff },
 		"rows in another order": func(_ *wire.Header, payload []byte) { payload[16] = 9 },
@@ -137,14 +171,14 @@ func TestRowsThatDoNotFitAreRefused(t *testing.T) {
 		},
 	} {
 		pool := NewPool()
-		table := NewTable(2, pool, time.Time{})
+		slots := NewSlots(2, pool, time.Time{})
 		h, payload := someRows(0, 8, 1, []int{0, 1})
-		if _, _, err := table.Add(0, &h, payload, nil); err != nil {
+		if _, _, err := slots.Add(0, &h, payload, nil); err != nil {
 			t.Fatal(err)
 		}
 		change(&h, payload)
-		if _, _, err := table.Add(1, &h, payload[:h.WireLen], nil); err == nil {
-			t.Errorf("%s is taken", what)
+		if _, _, err := slots.Add(1, &h, payload[:h.WireLen], nil); err == nil {
+			t.Errorf("%s is taken", name)
 		}
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// StallAfter is how long a round may wait for a contribution before it is told,
-// and how long until it is told again. Short, so that who gives up waiting knows why.
+// StallAfter is how long a round may wait for a contribution before Tick reports it, and the
+// time until Tick reports it again. It is short, so that the error of a wait that times out names the missing workers.
 const StallAfter = time.Second
 
 // Stall is a round of a tensor that has waited too long.
@@ -18,35 +18,47 @@ type Stall struct {
 	Waiting []int // ranks that have
 }
 
-// Tick tells the table what time it is, about once a second, and returns the
-// rounds that have waited for StallAfter, at most once in that time.
-func (t *Table) Tick(now time.Time) []Stall {
+// maxLooks bounds the slots that one Tick inspects, so that a Tick is short in a large model too. The next Tick
+// inspects the following slots.
+const maxLooks = 1024
+
+// watch puts an open slot at the end of the ring. Every slot is due StallAfter later, so the ring is in the order of due.
+func (t *Slots) watch(s *slot) {
+	s.due = t.now.Add(StallAfter)
+	s.prev, s.next = t.open.prev, &t.open
+	s.prev.next, s.next.prev = s, s
+}
+
+// unwatch removes a slot from the ring.
+func (s *slot) unwatch() {
+	s.prev.next, s.next.prev = s.next, s.prev
+	s.prev, s.next = nil, nil
+}
+
+// Tick sets the time; the caller calls it about once a second. It returns the rounds with packets that have waited for
+// StallAfter since their first contribution, or since a Tick last inspected them. It inspects maxLooks packets at most,
+// the longest overdue first.
+func (t *Slots) Tick(now time.Time) []Stall {
 	t.now = now
-	if t.open == 0 || now.Sub(t.told) < StallAfter {
-		return nil
-	}
 	type round struct {
 		tensor uint32
 		round  uint64
 	}
 	type sets struct{ all, any ranks }
 	found := map[round]sets{}
-	for key, pair := range t.slots {
-		for i := range pair {
-			s := &pair[i]
-			if !s.used || s.whole || now.Sub(s.since) < StallAfter {
-				continue
-			}
-			id := round{key.tensor, s.round}
-			f, known := found[id]
-			if !known {
-				f = sets{slices.Clone(s.from), newRanks(t.workers)}
-				found[id] = f
-			}
-			f.any.union(s.from)
-			for w := range f.all {
-				f.all[w] &= s.from[w]
-			}
+	for looks := 0; looks < maxLooks && t.open.next != &t.open && !now.Before(t.open.next.due); looks++ {
+		s := t.open.next
+		s.unwatch()
+		t.watch(s)
+		id := round{s.tensor, s.round}
+		f, known := found[id]
+		if !known {
+			f = sets{slices.Clone(s.from), newRanks(t.workers)}
+			found[id] = f
+		}
+		f.any.union(s.from)
+		for w := range f.all {
+			f.all[w] &= s.from[w]
 		}
 	}
 	var stalls []Stall
@@ -56,8 +68,5 @@ func (t *Table) Tick(now time.Time) []Stall {
 	slices.SortFunc(stalls, func(a, b Stall) int {
 		return cmp.Or(cmp.Compare(a.Tensor, b.Tensor), cmp.Compare(a.Round, b.Round))
 	})
-	if stalls != nil {
-		t.told = now
-	}
 	return stalls
 }

@@ -10,81 +10,81 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// Action is what the scheduler wants done: one of the types below, in their order.
+// Action is an action that the scheduler requests: one of the types below. Actions are performed in order.
 type Action interface{ fmt.Stringer }
 
-// Connect says where a node can be reached. Nodes that have no id yet, or never
-// get one, are guests with ids below zero.
+// Connect connects to a node. Nodes without an id are guests, with ids below zero.
 type Connect struct {
-	ID     int
-	Host   string
-	Port   int
-	PSLite bool // a program of dmlc ps-lite
+	ID   int
+	Host string
+	Port int
 }
 
-// Disconnect forgets a node; Now without waiting for what was sent to it.
+// Disconnect closes the connection to a node; with Now, without sending queued messages.
 type Disconnect struct {
 	ID  int
 	Now bool
 }
 
-// Identify gives the scheduler's own connections their name: from here on it
-// speaks to members.
+// Identify sets the identity of the scheduler's connections: from now on it talks to
+// members.
 type Identify struct{ ID int }
 
-// Send takes a message to a node or guest.
+// Send sends a message to a node or guest.
 type Send struct {
 	ID   int
 	Meta *pspb.Meta
 }
 
-// Deliver hands the message that was just taken to this node's applications.
+// Deliver passes the current message to this node's apps.
 type Deliver struct{ From Member }
 
-// Passed says that a barrier which this node came to is passed.
+// Passed reports that a barrier that this node has entered is passed.
 type Passed struct{ Group int }
 
-// Joined says that everyone is there.
+// Asked reports that a node has asked to join, and which nodes are still missing.
+type Asked struct {
+	Member  Member
+	Missing []string
+}
+
+// Joined reports that all nodes have joined.
 type Joined struct{ View View }
 
-// Waited is the scheduler's own copy of what it tells those who wait.
+// Waited reports a long wait to the scheduler's own node.
 type Waited struct {
 	What    string
 	Missing []string
-	Level   slog.Level // of its line in the log
+	Level   slog.Level // level of the log line
 }
 
-// Failed is the verdict that a node is dead. Nothing follows it.
+// Failed is the verdict that a node is dead, which ends the cluster. It is the last action.
 type Failed struct {
 	ID  int
 	Why string
 }
 
-// Vacated says that a node is dead, and that its place is kept for another.
+// Vacated reports that a node is dead, and that its place is kept for a successor.
 type Vacated struct {
 	View View
 	ID   int
 	Why  string
 }
 
-// Recovered says that a node has taken the place of one that had died.
+// Recovered reports that a successor has taken the place of a dead node.
 type Recovered struct {
 	View View
 	ID   int
 }
 
-// Finished says that the cluster has ended in good order.
+// Finished reports that the cluster has ended in order.
 type Finished struct{}
 
-// Note is a line for the log.
+// Note is a log line.
 type Note struct{ Text string }
 
 func (a Connect) String() string {
-	text := fmt.Sprintf("connect %d to %s:%d", a.ID, a.Host, a.Port)
-	if a.PSLite {
-		text += " (ps-lite)"
-	}
-	return text
+	return fmt.Sprintf("connect %d to %s:%d", a.ID, a.Host, a.Port)
 }
 
 func (a Disconnect) String() string {
@@ -98,8 +98,11 @@ func (a Send) String() string {
 	text := prototext.MarshalOptions{}.Format(a.Meta)
 	return fmt.Sprintf("send %d: %s", a.ID, strings.Join(strings.Fields(text), " ")) // its spaces vary from build to build
 }
-func (a Deliver) String() string   { return "deliver: of " + Name(a.From.ID) }
-func (a Passed) String() string    { return fmt.Sprintf("passed: barrier of group %d", a.Group) }
+func (a Deliver) String() string { return "deliver: of " + Name(a.From.ID) }
+func (a Passed) String() string  { return fmt.Sprintf("passed: barrier of group %d", a.Group) }
+func (a Asked) String() string {
+	return fmt.Sprintf("asked: %v at %s:%d, missing %v", a.Member.Role, a.Member.Host, a.Member.Port, a.Missing)
+}
 func (a Joined) String() string    { return fmt.Sprintf("joined: %d nodes", len(a.View.Members)) }
 func (a Waited) String() string    { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
 func (a Failed) String() string    { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }

@@ -6,7 +6,7 @@ import (
 	"fptps/gocore/fault"
 )
 
-// LocalAddress is this host's address on the route to the scheduler. It sends nothing.
+// LocalAddress is this host's address on the route to the scheduler. It sends no packet.
 func LocalAddress(schedulerHost string) (string, error) {
 	c, err := net.Dial("udp", net.JoinHostPort(schedulerHost, "9")) // any port: UDP only asks the routing table
 	if err != nil {
@@ -16,9 +16,8 @@ func LocalAddress(schedulerHost string) (string, error) {
 	return c.LocalAddr().(*net.UDPAddr).IP.String(), nil
 }
 
-// bindHost is what to listen on to be reached under host: that address alone when
-// it is one of this machine's, else every interface (a name, or an address that is
-// translated on the way).
+// bindHost is the address to bind so that host reaches this node: host itself if it is an
+// address of this machine, else all interfaces (a name, or an address behind NAT).
 func bindHost(host string) string {
 	ip := net.ParseIP(host)
 	if ip == nil {

@@ -10,20 +10,20 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// finalBarriers of everyone make the life of a cluster: one at the start, one at the end.
+// finalBarriers is the number of barriers of all nodes in the life of a cluster: one at the start, one at the end.
 const finalBarriers = 2
 
-// barrier is a meeting of a group's nodes that some have come to. A scheduler without
-// a program counts itself as there, always: whoever asks has its connection to it.
+// barrier is an open barrier of a group: at least one node has entered it. A scheduler
+// without a program always counts as present.
 type barrier struct {
 	group, customer int32
 	app             int32
 	arrived         map[arrival]bool // never empty
-	since           time.Time        // since when somebody has waited who did not expect to; zero: nobody
-	told            time.Time
+	since           time.Time        // start of the first unexpected wait; zero: none
+	reported        time.Time
 }
 
-// arrival is a customer of a node that has come to a barrier.
+// arrival is a customer of a node that has entered a barrier.
 type arrival struct {
 	id       int
 	customer int32
@@ -37,7 +37,7 @@ func (s *Scheduler) stepBarrier(now time.Time, from *member, m *pspb.Meta) {
 	}
 	came := arrival{from.ID, customer}
 	if group == AllGroup || from.Customers > 1 {
-		customer = 0 // all customers of all nodes meet in one
+		customer = 0 // one barrier for all customers of all nodes
 	}
 	b := s.barrier(group, customer, m.GetAppId())
 	if b == nil || b.arrived[came] {
@@ -46,15 +46,34 @@ func (s *Scheduler) stepBarrier(now time.Time, from *member, m *pspb.Meta) {
 	}
 	b.arrived[came] = true
 	if b.since.IsZero() && (from.Role == RoleWorker || !inGroup(RoleWorker, int(group))) {
-		// Servers go to the last barrier as soon as they are up: theirs is no wait.
-		b.since, b.told = now, now
+		// Servers enter the last barrier as soon as they run; that is not an unexpected wait.
+		b.since, b.reported = now, now
 	}
 	if len(s.absent(b)) == 0 {
 		s.complete(b)
+	} else if group == AllGroup && s.finals > 0 && b.came(from.ID) >= from.Customers {
+		s.stepClosed(from, m.GetClosed())
 	}
 }
 
-// Arrive says that this node's own program has come to a barrier.
+// stepWithdraw removes a customer from a barrier that has not been passed, and confirms it.
+// Nobody can leave the last barrier.
+func (s *Scheduler) stepWithdraw(from *member, m *pspb.Meta) {
+	group, customer := m.GetControl().GetBarrierGroup(), m.GetCustomerId()
+	gone := arrival{from.ID, customer}
+	for _, b := range s.barriers {
+		if b.group == group && group != AllGroup && b.arrived[gone] {
+			delete(b.arrived, gone)
+			s.closeEmptyBarriers()
+			reply := barrierMessage(group, b.app, customer, false)
+			reply.Own = &pspb.Meta_Withdraw{Withdraw: &pspb.Withdraw{}}
+			s.sendOwn(from.ID, reply)
+			return
+		}
+	}
+}
+
+// Arrive records that this node's own program has entered a barrier.
 func (s *Scheduler) Arrive(group int) []Action {
 	if b := s.barrier(int32(group), 0, 0); b != nil && s.state == running {
 		b.arrived[arrival{s.self.ID, 0}] = true
@@ -65,7 +84,7 @@ func (s *Scheduler) Arrive(group int) []Action {
 	return s.take()
 }
 
-// barrier finds the group's barrier, or opens it; nil when there are too many.
+// barrier finds or opens the barrier of a group; nil if too many are open.
 func (s *Scheduler) barrier(group, customer, app int32) *barrier {
 	for _, b := range s.barriers {
 		if b.group == group && b.customer == customer {
@@ -80,15 +99,19 @@ func (s *Scheduler) barrier(group, customer, app int32) *barrier {
 	return b
 }
 
-// forget takes a node that has died out of the barriers that it has come to. They wait for who takes its place.
+// forget removes a dead node from the barriers that it has entered. They wait for its successor.
 func (s *Scheduler) forget(id int) {
 	for _, b := range s.barriers {
 		maps.DeleteFunc(b.arrived, func(a arrival, _ bool) bool { return a.id == id })
 	}
+	s.closeEmptyBarriers()
+}
+
+func (s *Scheduler) closeEmptyBarriers() {
 	s.barriers = slices.DeleteFunc(s.barriers, func(b *barrier) bool { return len(b.arrived) == 0 })
 }
 
-// maxBarriers bounds the barriers open at a time: groups times the customers of ps-lite's programs.
+// maxBarriers bounds the open barriers: groups times the customers of ps-lite programs.
 const maxBarriers = 1024
 
 // absent lists the nodes that b waits for.
@@ -102,7 +125,7 @@ func (s *Scheduler) absent(b *barrier) []int {
 	return absent
 }
 
-// came counts the customers of a node that have come.
+// came is the number of customers of a node that have entered.
 func (b *barrier) came(id int) int {
 	n := 0
 	for a := range b.arrived {
@@ -113,7 +136,7 @@ func (b *barrier) came(id int) int {
 	return n
 }
 
-// complete answers everyone of the group, servers first.
+// complete sends all nodes of the group, servers first, the answer that the barrier is passed.
 func (s *Scheduler) complete(b *barrier) {
 	s.barriers = slices.DeleteFunc(s.barriers, func(o *barrier) bool { return o == b })
 	for _, id := range s.ids() {
@@ -133,27 +156,27 @@ func (s *Scheduler) complete(b *barrier) {
 	}
 }
 
-// tickBarriers tells those who wait in a barrier whom for.
+// tickBarriers sends the nodes in a barrier the names of the missing ones.
 func (s *Scheduler) tickBarriers(now time.Time) {
 	for _, b := range s.barriers {
-		if s.state != running || b.since.IsZero() || now.Sub(b.told) < noticeTime {
+		if s.state != running || b.since.IsZero() || now.Sub(b.reported) < noticeTime {
 			continue
 		}
-		b.told = now
-		s.tellWaiting("barrier", s.absent(b), func(id int) bool { return b.came(id) > 0 })
+		b.reported = now
+		s.reportMissing("barrier", s.absent(b), func(id int) bool { return b.came(id) > 0 })
 	}
 }
 
-// tellWaiting names the missing nodes to those who wait.
-func (s *Scheduler) tellWaiting(what string, missing []int, waits func(id int) bool) {
+// reportMissing sends the names of the missing nodes to the waiting ones.
+func (s *Scheduler) reportMissing(event string, missing []int, waits func(id int) bool) {
 	names := make([]string, len(missing))
 	for i, id := range missing {
 		names[i] = Name(id)
 	}
 	for _, id := range s.ids() {
 		if waits(id) {
-			s.tell(id, waitingMessage(what, names))
+			s.sendOwn(id, waitingMessage(event, names))
 		}
 	}
-	s.do(Waited{What: what, Missing: names, Level: slog.LevelWarn})
+	s.do(Waited{What: event, Missing: names, Level: slog.LevelWarn})
 }

@@ -152,6 +152,10 @@ func FuzzScheduler(f *testing.F) {
 		}
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		s := NewScheduler(Config{SchedulerHost: "sched", SchedulerPort: 1, Workers: 2, Servers: 1}, [16]byte{1})
+		host := "" // that the message comes from: the one that it names
+		if nodes := e.Meta.GetControl().GetNode(); len(nodes) > 0 {
+			host = nodes[0].GetHostname()
+		}
 		known := map[int]bool{}
 		check := func(actions []Action) {
 			for _, a := range actions {
@@ -176,12 +180,12 @@ func FuzzScheduler(f *testing.F) {
 				for _, token := range [][]byte{e.Meta.Token, s.token[:]} {
 					m := proto.Clone(e.Meta).(*pspb.Meta)
 					m.Token = token
-					check(s.Step(now, from, m))
+					check(s.Step(now, from, host, m))
 				}
 			}
 			if round < 3 {
 				join := addNode(Config{}, Member{Role: Role(round % 2), Host: "h", Port: 100 + round, Incarnation: uint64(round + 1), Protocol: Protocol})
-				check(s.Step(now, 0, join))
+				check(s.Step(now, 0, "h", join))
 			}
 			now = now.Add(time.Second)
 			check(s.Tick(now))
@@ -198,9 +202,9 @@ func FuzzView(f *testing.F) {
 	me := Member{Role: RoleWorker, Host: "w", Port: 5, Incarnation: 7, Protocol: Protocol}
 	s := NewScheduler(Config{SchedulerHost: "sched", SchedulerPort: 1, Workers: 2, Servers: 1}, [16]byte{1})
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	s.Step(now, 0, addNode(Config{}, me))
-	s.Step(now, 0, addNode(Config{}, Member{Role: RoleWorker, Host: "x", Port: 5, Protocol: Protocol}))
-	for _, a := range s.Step(now, 0, addNode(Config{}, Member{Role: RoleServer, Host: "y", Port: 5, Protocol: Protocol})) {
+	s.Step(now, 0, "", addNode(Config{}, me))
+	s.Step(now, 0, "", addNode(Config{}, Member{Role: RoleWorker, Host: "x", Port: 5, Protocol: Protocol}))
+	for _, a := range s.Step(now, 0, "", addNode(Config{}, Member{Role: RoleServer, Host: "y", Port: 5, Protocol: Protocol})) {
 		if send, ok := a.(Send); ok {
 			raw, err := van.Encode(send.Meta)
 			if err != nil {

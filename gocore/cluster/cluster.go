@@ -10,10 +10,10 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Protocol is the version of what fptps's nodes say to each other beyond ps-lite.
+// Protocol is the version of fptps's additions to ps-lite's messages.
 const Protocol = 1
 
-// Role is what a node is; the numbers are ps-lite's.
+// Role is the role of a node; the numbers are ps-lite's.
 type Role int
 
 // The roles.
@@ -44,10 +44,10 @@ const (
 	AllGroup       = wire.AllGroup
 )
 
-// Name is what people call a node: "worker 3".
+// Name is a node's name in texts: "worker 3".
 func Name(id int) string { return wire.NodeName(id) }
 
-// inGroup tells whether a node of role r belongs to group.
+// inGroup reports whether a node of role r belongs to group.
 func inGroup(r Role, group int) bool {
 	bit := map[Role]int{RoleServer: ServerGroup, RoleWorker: WorkerGroup, RoleScheduler: SchedulerGroup}[r]
 	return group&bit != 0
@@ -55,27 +55,27 @@ func inGroup(r Role, group int) bool {
 
 // Member is one node of a cluster.
 type Member struct {
-	ID          int // 0 until the scheduler has given one
+	ID          int // 0 until the scheduler has assigned one
 	Role        Role
 	Host        string // of both planes
 	Port        int    // control plane
 	DataPort    int    // data plane
-	Incarnation uint64 // another one in every process
+	Incarnation uint64 // differs in every process
 	Share       uint32 // of the summing
-	Place       uint32 // the rank that it would like, + 1; 0: any
+	Place       uint32 // the requested rank + 1; 0: any
 	LinkRate    uint64 // of its link, each direction, bit/s; 0: not known
-	Protocol    uint32 // 0: a ps-lite program, to which nothing of fptps's own is sent
-	Customer    int    // which of its process's customers asks to be let in, from 0
-	Customers   int    // of a member's process: each has asked for a place among DMLC_NUM_WORKER
-	Classic     bool   // it takes part as a ps-lite program does: another node can take its place
-	Vacant      bool   // it is dead, and its place is kept for another
-	Recovered   bool   // it has taken the place of one that had died
+	Protocol    uint32 // version of fptps's protocol; 0: a ps-lite program, which gets ps-lite's messages alone
+	Customer    int    // number of the customer that asks to join, within its process, from 0
+	Customers   int    // customers of a member's process; each has a place among DMLC_NUM_WORKER
+	Classic     bool   // it uses ps-lite's classes alone: a successor can take its place
+	Vacant      bool   // it is dead, and its place is kept for a successor
+	Recovered   bool   // it is the successor of a dead node
 }
 
-// PSLite tells whether the node is a program of dmlc ps-lite.
+// PSLite reports whether the node is a program of dmlc ps-lite.
 func (m Member) PSLite() bool { return m.Protocol == 0 }
 
-// Rank counts the nodes of one role from 0.
+// Rank is the node's number among those of its role, from 0.
 func (m Member) Rank() int {
 	switch m.Role {
 	case RoleServer:
@@ -89,7 +89,7 @@ func (m Member) Rank() int {
 // View is a cluster as a node knows it. It does not change.
 type View struct {
 	Self       int
-	Members    []Member // everyone, the scheduler last
+	Members    []Member // all nodes, the scheduler last
 	Token      [16]byte // names this run of the cluster
 	Generation uint32   // deaths so far
 	Epoch      uint32   // changes of membership so far
@@ -98,7 +98,7 @@ type View struct {
 // Me is this node.
 func (v View) Me() Member { return v.Member(v.Self) }
 
-// Member is the node of an id; a zero Member when there is none.
+// Member is the node with an id; a zero Member if there is none.
 func (v View) Member(id int) Member {
 	for _, m := range v.Members {
 		if m.ID == id {
@@ -108,7 +108,7 @@ func (v View) Member(id int) Member {
 	return Member{}
 }
 
-// Rank is this node's.
+// Rank is this node's rank.
 func (v View) Rank() int { return v.Me().Rank() }
 
 // ByRole lists the nodes of one role by rank.
@@ -122,19 +122,19 @@ func (v View) ByRole(r Role) []Member {
 	return all
 }
 
-// PSLite tells whether a program of dmlc ps-lite is among the nodes. A scheduler of
-// ps-lite's hides what the others are.
+// PSLite reports whether a program of dmlc ps-lite is among the nodes. Under a scheduler of
+// ps-lite every node looks like one.
 func (v View) PSLite() bool { return slices.ContainsFunc(v.Members, Member.PSLite) }
 
-// Classic tells whether all nodes take part as ps-lite programs do. No tensors are shared out then, and the cluster
-// goes on without a node until another takes its place.
+// Classic reports whether all nodes use ps-lite's classes alone. No tensors are summed then, and the cluster
+// goes on after a death, until a successor joins.
 func (v View) Classic() bool {
 	return !slices.ContainsFunc(v.Members, func(m Member) bool {
 		return m.Role != RoleScheduler && !m.Classic && !m.PSLite()
 	})
 }
 
-// with is the view after a change of one member.
+// with returns the view with one member changed.
 func (v View) with(m Member) View {
 	v.Members = slices.Clone(v.Members)
 	for i := range v.Members {
@@ -151,28 +151,28 @@ func (v View) Workers() []Member { return v.ByRole(RoleWorker) }
 // Servers lists the servers by rank.
 func (v View) Servers() []Member { return v.ByRole(RoleServer) }
 
-// Config is what a node, the scheduler included, knows before it has met anyone.
+// Config holds the settings of a node, the scheduler included.
 type Config struct {
 	Role              Role
 	SchedulerHost     string
 	SchedulerPort     int
-	Host              string // under which others reach this node; "": found by the route to the scheduler
+	Host              string // address of this node for the others; "": that of its route to the scheduler
 	Port              int    // of this node's van, 0: any; the scheduler's is SchedulerPort
 	DataPort          int
 	Incarnation       uint64
 	Share             uint32
-	Place             uint32        // the rank that it would like, + 1; 0: any. Where two want the same, address decides
+	Place             uint32        // the requested rank + 1; 0: any. If two nodes request the same, their addresses decide
 	LinkRate          uint64        // of this node's link, each direction, bit/s; 0: not known
 	Secret            string        // FPTPS_TOKEN: nodes with another one are refused
-	Workers, Servers  int           // how many make the cluster; a node with 0 workers takes the scheduler's word
+	Workers, Servers  int           // sizes of the cluster; with 0 workers a node accepts the scheduler's numbers
 	HeartbeatInterval time.Duration // 0: no heartbeats
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
-	RecoveryTimeout   time.Duration // the scheduler's: how long a dead node's place is kept for another; 0: not at all
-	JoinTimeout       time.Duration // of Join; 0: as long as its context
-	PSLite            bool          // it takes part as a ps-lite program does, and a scheduler of ps-lite's will do
-	Attends           bool          // a scheduler whose program comes to the barriers of its group; else it counts as there
-	Customer          int           // of this process, the one that asks to be let in
-	Customers         <-chan int    // others, which ask while the node joins; nil: none
+	RecoveryTimeout   time.Duration // of the scheduler: how long a dead node's place is kept for a successor; 0: not at all
+	PSLite            bool          // it uses ps-lite's classes alone, and may join a scheduler of ps-lite
+	Resend            bool          // programs of ps-lite resend unacknowledged messages: PS_RESEND
+	Attends           bool          // the scheduler's own program enters the barriers of its group; else it counts as present
+	Customer          int           // number of the customer of this process that asks to join
+	Customers         <-chan int    // further customers, which ask while the node joins; nil: none
 	Log               *slog.Logger  // nil: slog.Default
 }
 
@@ -183,30 +183,40 @@ func (c Config) log() *slog.Logger {
 	return c.Log
 }
 
-// beats tells whether silence means death.
+// beats reports whether a node without heartbeats is considered dead.
 func (c Config) beats() bool { return c.HeartbeatInterval > 0 && c.HeartbeatTimeout > 0 }
 
-// Events is what a Postoffice or a Runner tells of its own accord, on its own
-// goroutine: the functions must not block, and not call Close. Each may be nil.
+// Events holds the callbacks of a Postoffice or a Runner, which calls them on its own
+// goroutine: they must not block, and not call Close. Each may be nil.
 type Events struct {
-	// Lost is the verdict that a node is dead, and with it the cluster; at most once.
+	// Lost reports the verdict that a node is dead, which ends the cluster; at most once.
 	Lost func(id int, why string)
-	// Vacated says that a node is dead, and that its place is kept for another.
+	// Asked reports that a node has asked to join, and for which nodes the scheduler still waits.
+	Asked func(m Member, missing []string)
+	// Vacated reports that a node is dead, and that its place is kept for a successor.
 	Vacated func(id int, why string)
-	// Recovered says that another node has taken such a place. It comes before anything of that one.
+	// Recovered reports that a successor has taken such a place. It precedes all messages of the successor.
 	Recovered func(m Member)
-	// Waiting names whom something has waited for 5 s, and again every 5 s: what is
-	// "barrier" or "key 3". Without anyone missing: it goes on.
-	Waiting func(what string, missing []string)
-	// Message is what a node, this one included, has sent to an application of this one.
+	// Waiting names the nodes for which a barrier or a declaration has waited 5 s, and again
+	// every 5 s; event is "barrier" or "key 3". No missing nodes: the wait has ended.
+	Waiting func(event string, missing []string)
+	// Closed reports that a worker waits in the last barrier, and its last rounds.
+	Closed func(id int, last wire.Rounds)
+	// Message delivers a message of a node, this one included, to an application of this one.
 	Message func(from Member, e *van.Envelope)
-	// Failed says that the control plane of this node broke; at most once, the last call.
+	// Failed reports that the control plane of this node broke; at most once, as the last call.
 	Failed func(err error)
 }
 
 func (e Events) lost(id int, why string) {
 	if e.Lost != nil {
 		e.Lost(id, why)
+	}
+}
+
+func (e Events) asked(m Member, missing []string) {
+	if e.Asked != nil {
+		e.Asked(m, missing)
 	}
 }
 
@@ -222,9 +232,15 @@ func (e Events) recovered(m Member) {
 	}
 }
 
-func (e Events) waiting(what string, missing []string) {
+func (e Events) waiting(event string, missing []string) {
 	if e.Waiting != nil {
-		e.Waiting(what, missing)
+		e.Waiting(event, missing)
+	}
+}
+
+func (e Events) closed(id int, last wire.Rounds) {
+	if e.Closed != nil {
+		e.Closed(id, last)
 	}
 }
 

@@ -68,7 +68,7 @@ func life(b *bench, workers, servers int) {
 	}
 	for _, p := range all {
 		p.Close()
-		b.runner.Gone(p.View().Self, "closed") // after the end it means nothing
+		b.runner.Gone(p.View().Self, p.View().Me().Incarnation, "closed") // after the end it means nothing
 	}
 	synctest.Wait()
 	for _, p := range all {
@@ -83,7 +83,7 @@ func declareMany(p *Postoffice, n, shift int) ([]uint32, error) {
 	errs := make(chan error, n)
 	for i := range n {
 		k := (i*7 + shift*11) % n
-		p.Declare(uint64(100+k), wire.Tensor{Bytes: uint64(4 * k), DType: wire.Float32}, func(id uint32, err error) {
+		declareTo(p, uint64(100+k), wire.Tensor{Bytes: uint64(4 * k), DType: wire.Float32}, func(id uint32, err error) {
 			ids[k] = id
 			errs <- err
 		})
@@ -110,7 +110,7 @@ func declare(p *Postoffice, key, bytes uint64, dtype wire.DType) (uint32, error)
 		err error
 	}
 	done := make(chan answer, 1)
-	p.Declare(key, wire.Tensor{Bytes: bytes, DType: dtype}, func(id uint32, err error) { done <- answer{id, err} })
+	declareTo(p, key, wire.Tensor{Bytes: bytes, DType: dtype}, func(id uint32, err error) { done <- answer{id, err} })
 	a := <-done
 	return a.id, a.err
 }
@@ -140,29 +140,29 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// All hear of a disagreement at once, when the last one has declared: who heard of it
-// earlier might leave, and the rest would hear of that instead.
-func TestDisagreementIsToldToAllAtOnce(t *testing.T) {
+// All workers learn of a disagreement at once, when the last one has declared. A worker that
+// learned of it earlier might leave, and the others would raise an error about that instead.
+func TestDisagreementReachesAllAtOnce(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(3, 0)
-		told := make(chan error, 3)
+		errs := make(chan error, 3)
 		declareLate := func(i int) {
-			w[i].Declare(5, wire.Tensor{Bytes: uint64(4 + i%2*4), DType: wire.Int32}, func(_ uint32, err error) { told <- err })
+			declareTo(w[i], 5, wire.Tensor{Bytes: uint64(4 + i%2*4), DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
 		}
 		declareLate(0)
 		declareLate(1)
 		time.Sleep(time.Hour)
-		if len(told) > 0 {
-			t.Errorf("told before the last one has declared: %v", <-told)
+		if len(errs) > 0 {
+			t.Errorf("answered before the last one has declared: %v", <-errs)
 		}
 		declareLate(2)
 		for range 3 {
-			wantError(t, <-told, fault.Mismatch, "workers 0, 2 have 4 bytes of int32, sync; worker 1 has 8 bytes of int32, sync")
+			wantError(t, <-errs, fault.Mismatch, "workers 0, 2 have 4 bytes of int32, sync; worker 1 has 8 bytes of int32, sync")
 		}
 	})
 }
 
-func TestRequestsThatMakeNoSense(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(1, 1)
 		wantError(t, awaitBarrier(w[0], ServerGroup), fault.Value, "worker", "group 2")
@@ -171,9 +171,9 @@ func TestRequestsThatMakeNoSense(t *testing.T) {
 		_, err := declare(s[0], 1, 4, wire.Int32)
 		wantError(t, err, fault.Value, "server")
 		_, err = declare(w[0], 1, 5, wire.Int32)
-		wantError(t, err, fault.Value, "key 1", "no whole number of int32")
+		wantError(t, err, fault.Value, "key 1", "not a whole number of int32")
 		first := make(chan error, 1)
-		w[0].Declare(2, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { first <- err })
+		declareTo(w[0], 2, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { first <- err })
 		_, err = declare(w[0], 2, 4, wire.Int32)
 		wantError(t, err, fault.Busy, "key 2")
 		if err := <-first; err != nil {
@@ -205,13 +205,13 @@ func TestBarriersInARow(t *testing.T) {
 	})
 }
 
-func TestWaitingIsTold(t *testing.T) {
+func TestMissingNodesAreReported(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
 		b.each(3, func(i int) error { return awaitBarrier([]*Postoffice{w[0], w[1], s[0]}[i], AllGroup) })
 		done := make(chan error, 2)
 		w[0].Barrier(0, WorkerGroup, func(err error) { done <- err })
-		w[1].Declare(7, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { done <- err })
+		declareTo(w[1], 7, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { done <- err })
 		time.Sleep(7 * time.Second)
 		if err := awaitBarrier(w[1], WorkerGroup); err != nil {
 			t.Fatal(err)
@@ -224,12 +224,12 @@ func TestWaitingIsTold(t *testing.T) {
 			`lost [], waiting ["barrier: worker 1" "barrier: "], failed []`,
 			`lost [], waiting ["key 7: worker 0" "key 7: "], failed []`,
 		} {
-			if got := b.told[w[i]].String(); got != want {
-				t.Errorf("worker %d was told: %s, want %s", i, got, want)
+			if got := b.records[w[i]].String(); got != want {
+				t.Errorf("worker %d recorded: %s, want %s", i, got, want)
 			}
 		}
-		if got := b.told[s[0]].String(); got != `lost [], waiting [], failed []` {
-			t.Errorf("the server, which waits for nothing, was told: %s", got)
+		if got := b.records[s[0]].String(); got != `lost [], waiting [], failed []` {
+			t.Errorf("the server, which waits for nothing, recorded: %s", got)
 		}
 	})
 }
@@ -240,7 +240,7 @@ func TestClose(t *testing.T) {
 		errs := make(chan error, 3)
 		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
 		w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
-		w[0].Declare(1, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
+		declareTo(w[0], 1, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
 		w[0].Close()
 		for range 3 {
 			wantError(t, <-errs, fault.Closed, "worker 0")
@@ -248,7 +248,7 @@ func TestClose(t *testing.T) {
 		wantError(t, awaitBarrier(w[0], WorkerGroup), fault.Closed)
 		_, err := declare(w[0], 2, 4, wire.Int32)
 		wantError(t, err, fault.Closed)
-		w[0].Suspect(11, "no matter")
+		suspect(w[0], 11, "no matter")
 		w[0].Close()
 		b.wantLost(w[0])
 	})
@@ -259,15 +259,15 @@ func TestPanicInACallback(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(2, 0)
 		errs := make(chan error, 1)
-		w[0].Declare(1, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
+		declareTo(w[0], 1, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
 		w[0].Barrier(0, WorkerGroup, func(err error) { panic("a bug") })
 		if err := awaitBarrier(w[1], WorkerGroup); err != nil {
 			t.Fatal(err)
 		}
 		wantError(t, <-errs, fault.Internal, "a bug")
 		synctest.Wait()
-		if l := b.told[w[0]]; len(l.failed) != 1 || fault.CodeOf(l.failed[0]) != fault.Internal {
-			t.Errorf("told %v", l)
+		if l := b.records[w[0]]; len(l.failed) != 1 || fault.CodeOf(l.failed[0]) != fault.Internal {
+			t.Errorf("recorded %v", l)
 		}
 		wantError(t, awaitBarrier(w[0], WorkerGroup), fault.Internal)
 	})

@@ -13,7 +13,7 @@ import (
 // scheduler ends.
 func (b *bench) die(p *Postoffice) {
 	b.net.Isolate(b.vans[p])
-	b.runner.Gone(p.View().Self, "its connection was reset")
+	b.runner.Gone(p.View().Self, p.View().Me().Incarnation, "its connection was reset")
 }
 
 func TestDeathWhileOthersWait(t *testing.T) {
@@ -22,14 +22,14 @@ func TestDeathWhileOthersWait(t *testing.T) {
 			w, s := b.start(3, 1)
 			errs := make(chan error, 4)
 			w[0].Barrier(0, WorkerGroup, func(err error) { errs <- err })
-			w[0].Declare(3, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
-			w[2].Declare(3, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
+			declareTo(w[0], 3, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
+			declareTo(w[2], 3, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { errs <- err })
 			s[0].Barrier(0, AllGroup, func(err error) { errs <- err })
 			synctest.Wait()
 			begin := time.Now()
 			b.die(w[1])
-			// What closes as a consequence names nobody else.
-			b.runner.Gone(w[0].View().Self, "its connection was closed")
+			// The connections that close as a consequence name no other node.
+			b.runner.Gone(w[0].View().Self, w[0].View().Me().Incarnation, "its connection was closed")
 			for range 4 {
 				wantError(t, <-errs, fault.NodeLost, "worker 1", "its connection was reset")
 			}
@@ -47,13 +47,13 @@ func TestDeathWhileOthersWait(t *testing.T) {
 	}
 }
 
-// A node whose host vanished is silent: the others learn of it, and it of the scheduler.
+// A node whose host vanished is silent: the others receive the verdict on it, and it loses the scheduler.
 func TestHeartbeatTimeout(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
-		time.Sleep(10 * time.Minute) // heartbeats keep everyone alive
+		time.Sleep(10 * time.Minute) // heartbeats keep all nodes alive
 		synctest.Wait()
-		for p := range b.told {
+		for p := range b.records {
 			b.wantLost(p)
 		}
 		b.net.Isolate(b.vans[s[0]])
@@ -68,7 +68,7 @@ func TestHeartbeatTimeout(t *testing.T) {
 	})
 }
 
-// Messages that come all the time keep nobody from looking at the clock.
+// A loop that receives messages without a pause still looks at the clock.
 func TestSilenceAmongMessages(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		b.config.HeartbeatInterval, b.config.HeartbeatTimeout = 300*time.Millisecond, 3*time.Second
@@ -99,7 +99,7 @@ func TestSchedulerDies(t *testing.T) {
 		synctest.Wait()
 		b.runner.Close()
 		begin := time.Now()
-		w[0].Suspect(wire.SchedulerID, "connection reset by peer")
+		suspect(w[0], wire.SchedulerID, "connection reset by peer")
 		wantError(t, <-errs, fault.NodeLost, "scheduler was lost: connection reset by peer")
 		if took := time.Since(begin); took != lastWordTime {
 			t.Errorf("it took %v, expected %v", took, lastWordTime)
@@ -113,7 +113,7 @@ func TestSchedulerDies(t *testing.T) {
 func TestBrokenConnection(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
-		w[0].Suspect(s[0].View().Self, "broken pipe")
+		suspect(w[0], s[0].View().Self, "broken pipe")
 		begin := time.Now()
 		why := "the connection between worker 0 and server 0 broke: broken pipe"
 		wantError(t, awaitBarrier(w[1], WorkerGroup), fault.NodeLost, "server 0 was lost: "+why)
@@ -122,7 +122,7 @@ func TestBrokenConnection(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		b.wantLost(w[0], "server 0: "+why)
-		b.wantLost(s[0], "server 0: "+why) // it lives: it must hear of it
+		b.wantLost(s[0], "server 0: "+why) // it lives, so it receives the verdict too
 	})
 }
 
@@ -130,7 +130,7 @@ func TestBrokenConnection(t *testing.T) {
 func TestSuspicionOfTheWrongNode(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
-		w[0].Suspect(s[0].View().Self, "connection reset by peer")
+		suspect(w[0], s[0].View().Self, "connection reset by peer")
 		b.die(w[1])
 		time.Sleep(10 * time.Second)
 		b.wantLost(w[0], "worker 1: its connection was reset")
@@ -143,7 +143,7 @@ func TestSuspicionOfTheWrongNode(t *testing.T) {
 func TestVerdictBehindTheSchedulersEnd(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
-		w[0].Suspect(wire.SchedulerID, "closed by the peer")
+		suspect(w[0], wire.SchedulerID, "closed by the peer")
 		time.Sleep(lastWordTime / 2)
 		b.die(w[1])
 		time.Sleep(10 * time.Second)
@@ -157,7 +157,7 @@ func TestNoVerdict(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
 		b.net.Isolate(b.vans[w[0]])
-		w[0].Suspect(s[0].View().Self, "connection reset by peer")
+		suspect(w[0], s[0].View().Self, "connection reset by peer")
 		begin := time.Now()
 		wantError(t, awaitBarrier(w[0], WorkerGroup), fault.NodeLost, "server 0 was lost: connection reset by peer")
 		if took := time.Since(begin); took != verdictTime {
@@ -171,9 +171,9 @@ func TestStrangers(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.start(2, 0)
 		me := w[0].View().Me()
-		lost := mustEncode(t, lostMessage(w[1].View().Self, [16]byte{1}))
+		lost := mustEncode(t, lostMessage(w[1].View().Me(), [16]byte{1}))
 		b.net.Inject(me.Host, me.Port, "ps1", lost)                                                             // not this run's token
-		b.net.Inject(me.Host, me.Port, "ps11", mustEncode(t, lostMessage(w[1].View().Self, w[0].View().Token))) // not the scheduler
+		b.net.Inject(me.Host, me.Port, "ps11", mustEncode(t, lostMessage(w[1].View().Me(), w[0].View().Token))) // not the scheduler
 		b.net.Inject(me.Host, me.Port, "ps1", []byte("rubbish"))
 		b.net.Inject(me.Host, me.Port, "", []byte{})
 		b.net.Inject("sched", schedulerPort, "ps11", []byte("rubbish"))

@@ -14,8 +14,8 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// Join asks the scheduler to let this node in, and waits until the whole cluster is
-// there. The van is the Postoffice's from then on; after an error it is closed.
+// Join joins the cluster, and waits until all nodes have joined. The Postoffice owns the van
+// from then on; after an error the van is closed.
 func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, error) {
 	a, err := newApplicant(v, c)
 	if err != nil {
@@ -25,7 +25,7 @@ func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, erro
 	l := newLoop(v)
 	view, err := a.wait(ctx, l)
 	if err != nil {
-		v.Disconnect(wire.SchedulerID, true) // nothing is left to say
+		v.Disconnect(wire.SchedulerID, true) // no message is queued
 		l.close()
 		return nil, err
 	}
@@ -35,16 +35,17 @@ func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, erro
 	return p, nil
 }
 
-// applicant is a node that has no id yet.
+// applicant is this node before it has an id.
 type applicant struct {
 	c       Config
 	me      Member
 	asked   []int // customers
 	van     van.Van
 	start   time.Time
-	heard   bool     // a scheduler of fptps's has answered
-	missing []string // what the cluster lacks, as it said last
-	told    time.Time
+	heard   bool     // a scheduler of fptps has answered over the present connection
+	made    int      // connections to the scheduler over which it was asked; the first ask waits for the first of them
+	missing []string // the missing nodes, as the scheduler last reported
+	logged  time.Time
 }
 
 // newApplicant binds the van and sends the first ADD_NODE.
@@ -61,14 +62,14 @@ func newApplicant(v van.Van, c Config) (*applicant, error) {
 		return nil, fault.New(fault.Connect, "%v: cannot listen at port %d: %v. Choose another PORT, or none for any free one", c.Role, c.Port, err)
 	}
 	now := time.Now()
-	a := &applicant{c: c, van: v, start: now, told: now, me: Member{
+	a := &applicant{c: c, van: v, start: now, logged: now, made: 1, me: Member{
 		Role: c.Role, Host: c.Host, Port: port, DataPort: c.DataPort,
 		Incarnation: c.Incarnation, Share: c.Share, Place: c.Place, LinkRate: c.LinkRate, Protocol: Protocol, Classic: c.PSLite,
 	}}
 	if _, err := memberOf(nodeOf(a.me)); err != nil {
 		return nil, fault.New(fault.Config, "%v: %v: check DMLC_NODE_HOST and FPTPS_SHARE", c.Role, err)
 	}
-	if err := v.Connect(wire.SchedulerID, c.SchedulerHost, c.SchedulerPort); err != nil {
+	if err := v.ConnectCounted(wire.SchedulerID, c.SchedulerHost, c.SchedulerPort); err != nil {
 		return nil, fault.New(fault.Connect, "%v: the scheduler's address %s: %v. Check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT", c.Role, a.where(), err)
 	}
 	return a, a.ask(c.Customer)
@@ -76,7 +77,7 @@ func newApplicant(v van.Van, c Config) (*applicant, error) {
 
 func (a *applicant) where() string { return fmt.Sprintf("%s:%d", a.c.SchedulerHost, a.c.SchedulerPort) }
 
-// ask asks for a place for each of the customers.
+// ask sends an ADD_NODE for each customer.
 func (a *applicant) ask(customers ...int) error {
 	for _, customer := range customers {
 		me := a.me
@@ -93,11 +94,6 @@ func (a *applicant) ask(customers ...int) error {
 
 // wait waits for the list of all nodes.
 func (a *applicant) wait(ctx context.Context, l *loop) (View, error) {
-	if a.c.JoinTimeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.c.JoinTimeout)
-		defer cancel()
-	}
 	ticker := time.NewTicker(tickTime)
 	defer ticker.Stop()
 	for {
@@ -107,15 +103,16 @@ func (a *applicant) wait(ctx context.Context, l *loop) (View, error) {
 				return view, err
 			}
 		case now := <-ticker.C:
-			// A scheduler of fptps's wants to be asked again: that keeps this node's
-			// place. One of ps-lite's would take every ADD_NODE for another node.
-			if a.heard {
+			// A scheduler of fptps must be asked again: that keeps this node's place. One of
+			// ps-lite takes every ADD_NODE for another node, but nodes with tensors cannot
+			// join it anyway.
+			if a.connectedAnew() || a.heard || !a.c.PSLite {
 				if err := a.ask(a.asked...); err != nil {
 					return View{}, err
 				}
 			}
-			if now.Sub(a.told) >= noticeTime {
-				a.told = now
+			if now.Sub(a.logged) >= noticeTime {
+				a.logged = now
 				a.c.log().Log(ctx, joinLevel(now.Sub(a.start)), "waiting to join the cluster",
 					"scheduler", a.where(), "answered", a.heard, "missing", a.missing)
 			}
@@ -131,8 +128,20 @@ func (a *applicant) wait(ctx context.Context, l *loop) (View, error) {
 	}
 }
 
-// step takes a message. The view of a nil error has a Self when the node is in.
-// Only who was asked knows the incarnation, so nobody else's word counts.
+// connectedAnew reports whether the connection to the scheduler was made anew since the last
+// call. The scheduler that has read what was sent before, one of an earlier cluster at this
+// address, has ended then, and the one there now has not been asked.
+func (a *applicant) connectedAnew() bool {
+	made := a.van.Connections(wire.SchedulerID)
+	if made <= a.made {
+		return false
+	}
+	a.made, a.heard = made, false
+	return true
+}
+
+// step handles a message. If the error is nil and the view has a Self, the node has joined.
+// Only the scheduler knows the incarnation, so messages of others are ignored.
 func (a *applicant) step(e *van.Envelope) (View, error) {
 	switch own := e.Meta.GetOwn().(type) {
 	case *pspb.Meta_Refused:
@@ -159,17 +168,13 @@ func (a *applicant) step(e *van.Envelope) (View, error) {
 			a.c.Role, a.where(), protocol, Protocol)
 	}
 	a.van.Identify(view.Self)
-	connect := a.van.Connect
-	if view.Member(wire.SchedulerID).PSLite() {
-		connect = a.van.ConnectPSLite
-	}
-	if err := connect(wire.SchedulerID, a.c.SchedulerHost, a.c.SchedulerPort); err != nil {
+	if err := a.van.Connect(wire.SchedulerID, a.c.SchedulerHost, a.c.SchedulerPort); err != nil {
 		return View{}, fault.New(fault.Connect, "%v: the scheduler at %s: %v", a.c.Role, a.where(), err)
 	}
 	return view, nil
 }
 
-// tooLate says what the node has waited for in vain.
+// tooLate describes what the node was waiting for at the timeout.
 func (a *applicant) tooLate(why error) error {
 	waited := seconds(time.Since(a.start))
 	switch {
@@ -177,11 +182,11 @@ func (a *applicant) tooLate(why error) error {
 		return fault.New(fault.Closed, "%v: closed while it waited to join the cluster at %s", a.c.Role, a.where())
 	case a.heard:
 		return fault.New(fault.Timeout, "%v: the cluster at %s was not complete within %s: %s missing. Start them, or check DMLC_NUM_WORKER and DMLC_NUM_SERVER",
-			a.c.Role, a.where(), waited, strings.Join(a.missing, ", "))
+			a.c.Role, a.where(), waited, strings.Join(a.missing, ", ")).With(fault.About{Missing: a.missing})
 	}
 	return fault.New(fault.Connect, "%v: no scheduler answered at %s within %s: start one with `fptps scheduler`, or check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (it answers to %s:%d: check DMLC_NODE_HOST if it runs)",
 		a.c.Role, a.where(), waited, a.me.Host, a.me.Port)
 }
 
-// seconds says "60 s".
+// seconds formats a duration as "60 s".
 func seconds(d time.Duration) string { return fmt.Sprintf("%.3g s", d.Seconds()) }

@@ -26,8 +26,11 @@ func mustEncode(t *testing.T, m *pspb.Meta) []byte {
 	return b
 }
 
-func lostMessage(id int, token [16]byte) *pspb.Meta {
-	return &pspb.Meta{Token: token[:], Own: &pspb.Meta_Lost{Lost: &pspb.Lost{Id: proto.Int32(int32(id)), Why: proto.String("a lie")}}}
+// lostMessage is a verdict about m, as the scheduler of a bench's cluster would send it.
+func lostMessage(m Member, token [16]byte) *pspb.Meta {
+	lie := lostNode(m, "a lie", false)
+	lie.Token, lie.Incarnation = token[:], proto.Uint64(1)
+	return lie
 }
 
 func TestNoScheduler(t *testing.T) {
@@ -41,7 +44,7 @@ func TestNoScheduler(t *testing.T) {
 	})
 }
 
-// A scheduler that starts late finds the nodes that wait for it.
+// A scheduler may start last: the nodes wait for it, and join.
 func TestLateScheduler(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		joined := make(chan error, 1)
@@ -80,6 +83,73 @@ func TestSchedulerStartsAnew(t *testing.T) {
 	})
 }
 
+// A scheduler whose cluster has ended reads what nodes of the next one ask, and answers nothing. A
+// node that may meet a scheduler of ps-lite asks again all the same, once the first has ended.
+func TestSchedulerOfTheLastCluster(t *testing.T) {
+	for _, late := range []time.Duration{500 * time.Millisecond, 10 * time.Second} { // virtual; the first ADD_NODEs have arrived
+		inBubble(t, 1, func(b *bench) {
+			w, _ := b.start(1, 1)
+			b.die(w[0])
+			<-b.runner.Done()
+			joined := make(chan error, 2)
+			join := func(role Role, host string, change func(*Config)) {
+				_, err := b.join(context.Background(), role, host, change)
+				joined <- err
+			}
+			go join(RoleWorker, "w0", nil)
+			go join(RoleServer, "s0", func(c *Config) { c.PSLite = true })
+			time.Sleep(late)
+			b.runner.Close()
+			time.Sleep(late)
+			b.serve(1, 1)
+			for range 2 {
+				if err := <-joined; err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// A node that may meet a scheduler of ps-lite asks each scheduler once until it is answered: ps-lite
+// takes every ADD_NODE for another node.
+func TestEachSchedulerIsAskedOnce(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := b.join(ctx, RoleServer, "s0", func(c *Config) { c.PSLite = true })
+			ended <- err
+		}()
+		time.Sleep(10 * time.Second) // virtual: before there is any scheduler
+		for range 3 {
+			v := b.net.Van("sched")
+			if _, err := v.Bind("", schedulerPort); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Second)
+			asked := make(chan int)
+			go func() {
+				n := 0
+				for {
+					if _, err := v.Receive(); err != nil {
+						asked <- n
+						return
+					}
+					n++
+				}
+			}()
+			synctest.Wait()
+			v.Close()
+			if n := <-asked; n != 1 {
+				t.Errorf("a scheduler was asked %d times, want once", n)
+			}
+		}
+		cancel()
+		wantError(t, <-ended, fault.Closed)
+	})
+}
+
 func TestOthersAreMissing(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		b.serve(3, 2)
@@ -105,7 +175,9 @@ func TestMissingNodesAreNoWarningAtFirst(t *testing.T) {
 			}
 		}), nil))
 		b.serve(2, 0)
-		_, err := b.join(context.Background(), RoleWorker, "w0", func(c *Config) { c.JoinTimeout = 30 * time.Second })
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		_, err := b.join(ctx, RoleWorker, "w0", nil)
 		wantError(t, err, fault.Timeout, "1 worker")
 		mu.Lock()
 		defer mu.Unlock()
@@ -189,7 +261,7 @@ func TestTooManyOfARole(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		_, err := b.join(context.Background(), RoleWorker, "w1", nil)
-		wantError(t, err, fault.Connect, "1 worker asked to be let in before it", "DMLC_NUM_WORKER")
+		wantError(t, err, fault.Connect, "1 worker asked to join before it", "DMLC_NUM_WORKER")
 		if _, err := b.join(context.Background(), RoleServer, "s0", nil); err != nil {
 			t.Error(err)
 		}

@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"log/slog"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -17,23 +16,25 @@ import (
 )
 
 const (
-	// silentJoiner is how long a joiner that no longer answers keeps its place.
+	// silentJoiner is how long a joiner that no longer asks keeps its place.
 	silentJoiner = 5 * time.Second
-	// maxRefusals bounds the connections made in a second only to say no.
+	// maxRefusals bounds the connections per second that are made only to send a refusal.
 	maxRefusals = 32
 )
 
-// joiner is a node that has asked to be let in and has no id yet, or another customer
-// of its process. host:port and customer tell joiners apart: one that asks again is
-// the same.
+// joiner is a node that has asked to join and has no id yet, or another customer of its
+// process. host:port and customer identify a joiner, also when it asks again.
 type joiner struct {
 	Member
-	guest int // id of the connection to it, 0: none (a ps-lite program is told nothing yet)
+	guest int // id of the connection to it, 0: none (a ps-lite program, or a node that may not be answered)
 	heard time.Time
 }
 
-// stepAddNode takes a node's wish to be let in.
-func (s *Scheduler) stepAddNode(now time.Time, from int, m *pspb.Meta) {
+// asksAgain reports whether the joiner asks every second. One that may meet a scheduler of ps-lite does once it is answered.
+func (j *joiner) asksAgain() bool { return j.guest != 0 || j.Protocol > 0 && !j.Classic }
+
+// stepAddNode handles a node's request to join.
+func (s *Scheduler) stepAddNode(now time.Time, from int, host string, m *pspb.Meta) {
 	nodes := m.GetControl().GetNode()
 	if from != 0 || len(nodes) != 1 {
 		s.stray(fmt.Sprintf("node %d", from), fmt.Sprintf("ADD_NODE of %d nodes", len(nodes)))
@@ -44,22 +45,30 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, m *pspb.Meta) {
 		s.stray("a joiner", "ADD_NODE of a "+err.Error())
 		return
 	}
-	if s.isMember(node) { // it asked again while the answer was on its way
+	if s.isMember(node) { // it asked again before the answer arrived
 		return
 	}
+	answer := s.mayAnswer(node, host, m.GetJoin())
 	if reason := s.refusal(node, m.GetJoin()); reason != "" {
-		// A stranger is answered at a plain address only: looking up a name of its
-		// choice could take the van's time.
-		tell := s.knowsSecret(m.GetJoin()) || net.ParseIP(node.Host) != nil
-		s.refuse(node, reason, tell)
+		s.refuse(node, reason, answer)
 		return
 	}
 	if s.state == running {
 		s.recover(now, node)
 		return
 	}
-	s.admit(now, node)
+	if !answer && node.Protocol > 0 {
+		s.noteSilence(node, host)
+	}
+	s.admit(now, node, answer)
 	s.assign(now)
+}
+
+// mayAnswer reports whether the scheduler may connect to a node that is no member. One that does not prove that it knows a
+// secret is answered at the address that it connects from, or not at all: a stranger must not make the scheduler connect
+// to other hosts or look up names.
+func (s *Scheduler) mayAnswer(node Member, host string, join *pspb.Join) bool {
+	return s.c.Secret != "" && s.knowsSecret(join) || host != "" && node.Host == host
 }
 
 func (s *Scheduler) knowsSecret(join *pspb.Join) bool {
@@ -79,7 +88,7 @@ func sameJoiner(a, b Member) bool { return sameAddress(a, b) && a.Customer == b.
 
 func sameAddress(a, b Member) bool { return a.Host == b.Host && a.Port == b.Port }
 
-// refusal says why node cannot be let in, "" if it can.
+// refusal returns why node cannot join, "" if it can.
 func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 	workers, servers := int(join.GetWorkers()), int(join.GetServers())
 	room := map[Role]int{RoleWorker: s.c.Workers, RoleServer: s.c.Servers}[node.Role]
@@ -103,21 +112,21 @@ func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 		return fmt.Sprintf("the cluster is complete already, with %s and %s: start another cluster with a scheduler of its own",
 			count(s.c.Workers, "worker"), count(s.c.Servers, "server"))
 	case others >= room:
-		return fmt.Sprintf("%s asked to be let in before it, all that DMLC_NUM_%s allows",
+		return fmt.Sprintf("%s asked to join before it, all that DMLC_NUM_%s allows",
 			count(room, node.Role.String()), strings.ToUpper(node.Role.String()))
 	}
 	return ""
 }
 
-// refuse tells a joiner why it is turned away; a ps-lite program cannot be told.
-func (s *Scheduler) refuse(node Member, reason string, tell bool) {
+// refuse sends a refusal to a joiner, if it may be answered; a ps-lite program cannot receive one.
+func (s *Scheduler) refuse(node Member, reason string, answer bool) {
 	s.counts.Refused++
-	who := fmt.Sprintf("%v at %s:%d", node.Role, node.Host, node.Port)
+	name := fmt.Sprintf("%v at %s:%d", node.Role, node.Host, node.Port)
 	if key := "refused " + node.Host; !s.strays[key] && len(s.strays) < maxStrays {
 		s.strays[key] = true
-		s.do(Note{Text: fmt.Sprintf("refused the %s: %s (more refusals of that host are counted only)", who, reason)})
+		s.do(Note{Text: fmt.Sprintf("refused the %s: %s (more refusals of that host are counted only)", name, reason)})
 	}
-	if !tell || node.Protocol == 0 || s.asked >= maxRefusals {
+	if !answer || node.Protocol == 0 || s.asked >= maxRefusals {
 		return
 	}
 	s.asked++
@@ -128,6 +137,15 @@ func (s *Scheduler) refuse(node Member, reason string, tell bool) {
 	s.do(Disconnect{ID: guest})
 }
 
+// noteSilence logs, once for each host, that a joiner gets no answer before the cluster is complete.
+func (s *Scheduler) noteSilence(node Member, host string) {
+	if key := "unanswered " + node.Host; !s.strays[key] && len(s.strays) < maxStrays {
+		s.strays[key] = true
+		s.do(Note{Text: fmt.Sprintf("the %v at %s:%d connects from %s: without FPTPS_TOKEN it gets no answer at another address before the cluster is complete",
+			node.Role, node.Host, node.Port, cmp.Or(host, "an unknown address"))})
+	}
+}
+
 // guest connects to a node without an id.
 func (s *Scheduler) guest(node Member) int {
 	s.guests++
@@ -135,26 +153,28 @@ func (s *Scheduler) guest(node Member) int {
 	return -s.guests
 }
 
-// admit keeps a joiner's place, or learns that it still wants it.
-func (s *Scheduler) admit(now time.Time, node Member) {
+// admit records a new joiner, or that a known one has asked again. One that may not be answered learns nothing before the
+// cluster is complete.
+func (s *Scheduler) admit(now time.Time, node Member, answer bool) {
 	i := slices.IndexFunc(s.joiners, func(j *joiner) bool { return sameJoiner(j.Member, node) })
 	if i < 0 {
 		if len(s.joiners) == 0 {
 			s.noted, s.since = now, now
 		}
 		i = len(s.joiners)
-		s.joiners = append(s.joiners, &joiner{})
+		s.joiners = append(s.joiners, &joiner{Member: node})
+		s.do(Asked{Member: node, Missing: s.missingJoiners()})
 	}
 	j := s.joiners[i]
 	j.Member, j.heard = node, now
-	// The last joiner gets its id at once, on a connection that has this one's name.
-	if j.guest == 0 && node.Protocol > 0 && s.missingJoiners() != nil {
+	// The last joiner gets its id at once, over a connection with the scheduler's identity.
+	if answer && j.guest == 0 && node.Protocol > 0 && s.missingJoiners() != nil {
 		j.guest = s.guest(node)
-		s.tellJoiner(j)
+		s.sendMissing(j)
 	}
 }
 
-// missingJoiners says what the cluster still lacks, nil when it is complete.
+// missingJoiners lists the nodes that the cluster still lacks, nil if it is complete.
 func (s *Scheduler) missingJoiners() []string {
 	workers, servers := s.c.Workers, s.c.Servers
 	for _, j := range s.joiners {
@@ -174,21 +194,23 @@ func (s *Scheduler) missingJoiners() []string {
 	return missing
 }
 
-func (s *Scheduler) tellJoiner(j *joiner) {
+func (s *Scheduler) sendMissing(j *joiner) {
 	s.do(Send{ID: j.guest, Meta: &pspb.Meta{Own: &pspb.Meta_Waiting{Waiting: &pspb.Waiting{
 		What: proto.String("join"), Missing: s.missingJoiners(), Incarnation: proto.Uint64(j.Incarnation),
 	}}}})
 }
 
-// tickJoin gives up the joiners that no longer answer, and tells the others who is missing.
+// tickJoin removes joiners that no longer ask, and sends the names of the missing nodes to the others.
 func (s *Scheduler) tickJoin(now time.Time) {
 	s.asked = 0
 	s.joiners = slices.DeleteFunc(s.joiners, func(j *joiner) bool {
-		silent := j.guest != 0 && now.Sub(j.heard) > silentJoiner
+		silent := j.asksAgain() && now.Sub(j.heard) > silentJoiner
 		if silent {
 			s.do(Note{Text: fmt.Sprintf("forgot the %v at %s:%d: it does not answer. It ended, or cannot be reached at that address (DMLC_NODE_HOST)",
 				j.Role, j.Host, j.Port)})
-			s.do(Disconnect{ID: j.guest, Now: true})
+			if j.guest != 0 {
+				s.do(Disconnect{ID: j.guest, Now: true})
+			}
 		}
 		return silent
 	})
@@ -199,7 +221,7 @@ func (s *Scheduler) tickJoin(now time.Time) {
 		s.noticed = now
 		for _, j := range s.joiners {
 			if j.guest != 0 {
-				s.tellJoiner(j)
+				s.sendMissing(j)
 			}
 		}
 	}
@@ -209,7 +231,7 @@ func (s *Scheduler) tickJoin(now time.Time) {
 	}
 }
 
-// joinLevel is how loudly it is said that others have not come after such a wait.
+// joinLevel is the log level of the report of missing nodes after such a wait.
 func joinLevel(waited time.Duration) slog.Level {
 	if waited < startTime {
 		return slog.LevelInfo
@@ -217,16 +239,16 @@ func joinLevel(waited time.Duration) slog.Level {
 	return slog.LevelWarn
 }
 
-// assign gives all joiners their ids once they are complete, and tells them of each
-// other. Those that would like a certain rank come first, in that order; the rest by
-// host and port, as in ps-lite. Further customers of a process share its id, and each
-// uses up a rank.
+// assign assigns ids to all joiners once the cluster is complete, and sends them the list of
+// nodes. Joiners with a requested rank come first, in that order; the others follow by host
+// and port, as in ps-lite. Further customers of a process have the same id, and each takes
+// up a rank.
 func (s *Scheduler) assign(now time.Time) {
 	if s.missingJoiners() != nil {
 		return
 	}
 	slices.SortFunc(s.joiners, func(a, b *joiner) int {
-		// Place 0, any, less 1 is the largest number there is.
+		// Place 0 means any; minus 1 it wraps to the largest number, which sorts last.
 		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), strings.Compare(a.Host, b.Host), a.Port-b.Port, a.Customer-b.Customer)
 	})
 	next := map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}
@@ -249,7 +271,7 @@ func (s *Scheduler) assign(now time.Time) {
 	s.do(Joined{View: s.view})
 	for _, id := range s.ids() {
 		m := s.members[id]
-		s.do(Connect{ID: id, Host: m.Host, Port: m.Port, PSLite: m.Protocol == 0})
+		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})
 		s.send(id, &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}})
 	}
 	for _, j := range s.joiners {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,33 +14,35 @@ import (
 	"fptps/gocore/fault"
 	"fptps/gocore/van"
 	"fptps/gocore/van/memvan"
+	"fptps/gocore/wire"
 )
 
 const schedulerPort = 9000
 
 // bench is a network on which tests start clusters. All of it lives in a synctest
-// bubble: time is virtual, and synctest.Wait means that everyone has nothing to do.
+// bubble: time is virtual, and synctest.Wait returns when no goroutine has anything to do.
 type bench struct {
-	t      *testing.T
-	net    *memvan.Network
-	config Config // of every node, unless a test changes its copy
-	runner *Runner
-	vans   map[*Postoffice]van.Van
-	told   map[*Postoffice]*told
-	mu     sync.Mutex // of the maps and the config
+	t       *testing.T
+	net     *memvan.Network
+	config  Config // of every node, unless a test changes its copy
+	runner  *Runner
+	vans    map[*Postoffice]van.Van
+	records map[*Postoffice]*record
+	mu      sync.Mutex // of the maps and the config
 }
 
-// told is what a node's events have said.
-type told struct {
+// record holds the events of a node.
+type record struct {
 	mu      sync.Mutex
 	lost    []string
 	waiting []string
 	failed  []error
 	mail    []string
+	closed  []string
 	changes []string // nodes that died, and others in their places
 }
 
-func (l *told) events() Events {
+func (l *record) events() Events {
 	return Events{
 		Lost: func(id int, why string) {
 			l.mu.Lock()
@@ -56,10 +59,15 @@ func (l *told) events() Events {
 			defer l.mu.Unlock()
 			l.changes = append(l.changes, Name(m.ID)+" is at "+m.Host)
 		},
-		Waiting: func(what string, missing []string) {
+		Waiting: func(name string, missing []string) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.waiting = append(l.waiting, what+": "+strings.Join(missing, ", "))
+			l.waiting = append(l.waiting, name+": "+strings.Join(missing, ", "))
+		},
+		Closed: func(id int, last wire.Rounds) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.closed = append(l.closed, fmt.Sprintf("%s: %v %v", Name(id), last.Counts, last.Last))
 		},
 		Message: func(from Member, e *van.Envelope) {
 			l.mu.Lock()
@@ -74,10 +82,17 @@ func (l *told) events() Events {
 	}
 }
 
-func (l *told) String() string {
+func (l *record) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return fmt.Sprintf("lost %q, waiting %q, failed %v", l.lost, l.waiting, l.failed)
+}
+
+// letters is the mail so far.
+func (l *record) letters() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.mail)
 }
 
 // inBubble runs f with a bench on a network of the seed's delays, up to 50 ms.
@@ -85,10 +100,10 @@ func inBubble(t *testing.T, seed uint64, f func(b *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f(&bench{
-			t: t, net: memvan.New(seed, 50*time.Millisecond), vans: map[*Postoffice]van.Van{}, told: map[*Postoffice]*told{},
+			t: t, net: memvan.New(seed, 50*time.Millisecond), vans: map[*Postoffice]van.Van{}, records: map[*Postoffice]*record{},
 			config: Config{
 				SchedulerHost: "sched", SchedulerPort: schedulerPort, Incarnation: 1,
-				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, JoinTimeout: 60 * time.Second,
+				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second,
 				Log: slog.New(slog.DiscardHandler),
 			},
 		})
@@ -123,14 +138,16 @@ func (b *bench) join(ctx context.Context, role Role, host string, change func(*C
 	if change != nil {
 		change(&c)
 	}
-	v, l := b.net.Van(host), &told{}
+	v, l := b.net.Van(host), &record{}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	p, err := Join(ctx, v, c, l.events())
 	if err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.vans[p], b.told[p] = v, l
+	b.vans[p], b.records[p] = v, l
 	b.t.Cleanup(p.Close)
 	return p, nil
 }
@@ -174,13 +191,16 @@ func (b *bench) each(n int, f func(i int) error) {
 
 func (b *bench) wantLost(p *Postoffice, want ...string) {
 	b.t.Helper()
-	l := b.told[p]
+	l := b.records[p]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if fmt.Sprintf("%q", l.lost) != fmt.Sprintf("%q", want) {
-		b.t.Errorf("%s was told of %q, want %q", Name(p.View().Self), l.lost, want)
+		b.t.Errorf("%s recorded %q, want %q", Name(p.View().Self), l.lost, want)
 	}
 }
+
+// suspect has p suspect the process that has an id now.
+func suspect(p *Postoffice, id int, why string) { p.Suspect(id, p.View().Member(id).Incarnation, why) }
 
 // awaitBarrier waits in a barrier.
 func awaitBarrier(p *Postoffice, group int) error {
@@ -200,4 +220,9 @@ func wantError(t *testing.T, err error, code fault.Code, texts ...string) {
 			t.Fatalf("error %q, want it to say %q", err, text)
 		}
 	}
+}
+
+// declareTo declares one tensor.
+func declareTo(p *Postoffice, key uint64, t wire.Tensor, done func(id uint32, err error)) {
+	p.Declare([]Declaration{{key, t, done}})
 }

@@ -15,7 +15,7 @@ import (
 const (
 	// maxKeys bounds the tensors of a cluster that are declared or being declared.
 	maxKeys = 1 << 20
-	// maxScan bounds the work of finding out, every 5 s, whom declarations wait for.
+	// maxScan bounds the declarations that are inspected, every 5 s, for missing workers.
 	maxScan = 4096
 )
 
@@ -25,14 +25,14 @@ type reply struct {
 	meta *pspb.Meta
 }
 
-// ledger is the book of declared tensors: a key gets an id when all workers have
+// ledger holds the declared tensors: a key gets an id when all workers have
 // declared it alike. Pure, as the scheduler is.
 type ledger struct {
 	workers int
 	agreed  map[uint64]agreement
 	open    map[uint64]*declaration
-	oldest  list.List // of the open ones, by age
-	told    time.Time
+	oldest  list.List // the values of open, the oldest first
+	noticed time.Time // when overdue last returned anything
 }
 
 type agreement struct {
@@ -40,23 +40,24 @@ type agreement struct {
 	id uint32
 }
 
-// declaration is a key that some workers have declared, not all.
+// declaration is a key that some workers have declared, but not all.
 type declaration struct {
 	key      uint64
 	opinions map[int]wire.Tensor // by rank
-	since    time.Time
-	place    *list.Element
+	since    time.Time           // of the first opinion
+	place    *list.Element       // in ledger.oldest
 }
 
 func newLedger(workers int) *ledger {
 	return &ledger{workers: workers, agreed: map[uint64]agreement{}, open: map[uint64]*declaration{}}
 }
 
-// declare takes one worker's declaration. Nobody is answered before all have
-// declared, so that all hear the same: whoever heard of a disagreement earlier might
-// leave, and the rest would hear of that instead. After a disagreement the key is
-// forgotten and may be declared anew. twice is true when the worker has not been
-// answered on this key yet, which no worker of ours does.
+// declare enters one worker's declaration. It answers no worker before all have
+// declared the key, so that all receive the same answer: a worker that learned of a
+// disagreement earlier might leave the cluster, and the others would raise an error about
+// that instead. After a disagreement the key is forgotten and may be declared anew.
+// twice reports that the worker has already declared the key and still waits for the
+// answer, which no worker of ours does.
 func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (replies []reply, twice bool) {
 	if reason := o.Refusal(); reason != "" {
 		return []reply{refusedReply(rank, key, reason)}, false
@@ -65,7 +66,7 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (re
 		if a.Tensor == o {
 			return []reply{declaredReply(rank, key, a.id)}, false
 		}
-		return []reply{{rank, disagreement(key, l.everyone(a.Tensor, rank, o))}}, false
+		return []reply{{rank, disagreement(key, l.allBut(rank, o, a.Tensor))}}, false
 	}
 	d := l.open[key]
 	if d == nil {
@@ -81,11 +82,11 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (re
 	if len(d.opinions) < l.workers {
 		return nil, false
 	}
-	l.forget(d)
+	l.remove(d)
 	return l.conclude(d), false
 }
 
-// conclude answers everyone: with an id where all agree.
+// conclude answers all workers: with the tensor's id if they agree, else with their opinions.
 func (l *ledger) conclude(d *declaration) (replies []reply) {
 	a := agreement{d.opinions[0], uint32(len(l.agreed))}
 	agreed := true
@@ -112,13 +113,13 @@ func (l *ledger) begin(now time.Time, key uint64) *declaration {
 	return d
 }
 
-func (l *ledger) forget(d *declaration) {
+func (l *ledger) remove(d *declaration) {
 	delete(l.open, d.key)
 	l.oldest.Remove(d.place)
 }
 
-// everyone is the opinion that all hold but one.
-func (l *ledger) everyone(agreed wire.Tensor, rank int, o wire.Tensor) map[int]wire.Tensor {
+// allBut returns the opinions of all ranks if rank has opinion o and all others have opinion agreed.
+func (l *ledger) allBut(rank int, o, agreed wire.Tensor) map[int]wire.Tensor {
 	all := map[int]wire.Tensor{}
 	for r := range l.workers {
 		all[r] = agreed
@@ -127,16 +128,17 @@ func (l *ledger) everyone(agreed wire.Tensor, rank int, o wire.Tensor) map[int]w
 	return all
 }
 
-// stuck is a declaration that has waited too long: who waits, and for whom.
+// stuck is a declaration that has waited too long.
 type stuck struct {
-	key            uint64
-	waits, missing []int // ranks
+	name    string // of the key, as KeyText gives it
+	waiting []int  // ranks that have declared it
+	missing []int  // ranks that have not
 }
 
-// overdue gives each waiting worker's oldest declaration that has waited noticeTime,
-// every noticeTime.
+// overdue returns, once in noticeTime, each waiting worker's oldest declaration that
+// has waited for noticeTime.
 func (l *ledger) overdue(now time.Time) []stuck {
-	if now.Sub(l.told) < noticeTime {
+	if now.Sub(l.noticed) < noticeTime {
 		return nil
 	}
 	var all []stuck
@@ -148,25 +150,26 @@ func (l *ledger) overdue(now time.Time) []stuck {
 			break
 		}
 		scanned++
-		s := stuck{key: d.key}
+		s := stuck{}
 		for _, rank := range ranks(d.opinions) {
+			s.name = wire.KeyText(d.key, d.opinions[rank].Name)
 			if !named[rank] {
 				named[rank] = true
-				s.waits = append(s.waits, rank)
+				s.waiting = append(s.waiting, rank)
 			}
 		}
-		if s.waits == nil {
+		if s.waiting == nil {
 			continue
 		}
 		for rank := range l.workers {
-			if _, here := d.opinions[rank]; !here {
+			if _, declared := d.opinions[rank]; !declared {
 				s.missing = append(s.missing, rank)
 			}
 		}
 		all = append(all, s)
 	}
 	if all != nil {
-		l.told = now
+		l.noticed = now
 	}
 	return all
 }
@@ -197,10 +200,19 @@ func disagreement(key uint64, opinions map[int]wire.Tensor) *pspb.Meta {
 		if parts[o] == nil {
 			parts[o] = &pspb.Disagreement_Part{
 				Bytes: proto.Uint64(o.Bytes), Dtype: proto.Uint32(uint32(o.DType)), Policy: proto.Uint32(uint32(o.Policy)), Row: proto.Uint32(o.Row),
+				Name: optional(o.Name), Shape: optional(o.Shape),
 			}
 			m.Part = append(m.Part, parts[o])
 		}
 		parts[o].Rank = append(parts[o].Rank, uint32(rank))
 	}
 	return &pspb.Meta{Own: &pspb.Meta_Disagreement{Disagreement: m}}
+}
+
+// optional is a message's field, left out if text is "".
+func optional(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
 }

@@ -10,32 +10,32 @@ import (
 	"fptps/gocore/van"
 )
 
-// handler is what a loop drives; all calls come from the loop's goroutine.
+// handler has the callbacks of a loop, which makes all calls on its goroutine.
 type handler interface {
 	message(now time.Time, e *van.Envelope)
 	tick(now time.Time)
-	due() time.Time  // when tick has something to do before its usual second is over; zero: nothing
-	ended(err error) // the last call; nil when close was asked for
+	due() time.Time  // when tick must be called earlier than after the usual second; zero: not needed
+	ended(err error) // the last call; nil after close
 }
 
-// loop is the one goroutine on which a Postoffice or a Runner lives, and the one
-// that receives for it. State that it alone touches needs no lock.
+// loop is the goroutine of a Postoffice or a Runner, with a second one that receives for it.
+// State that only the loop's goroutine uses needs no lock.
 type loop struct {
 	van            van.Van
 	inbox          chan *van.Envelope
-	wake           chan struct{} // holds one: calls are waiting
+	wake           chan struct{} // holds a signal if calls are queued
 	quit           chan struct{}
 	once           sync.Once
 	runs, receives sync.WaitGroup // its goroutines
 	mu             struct {
 		sync.Mutex
 		calls  []func()
-		broken error // why Receive ended
-		over   bool  // no more calls are taken
+		broken error // error of Receive
+		over   bool  // no more calls are accepted
 	}
 }
 
-// newLoop starts to receive; run starts the rest.
+// newLoop starts the receiver; run starts the loop.
 func newLoop(v van.Van) *loop {
 	l := &loop{van: v, inbox: make(chan *van.Envelope), wake: make(chan struct{}, 1), quit: make(chan struct{})}
 	l.receives.Add(1)
@@ -43,7 +43,7 @@ func newLoop(v van.Van) *loop {
 	return l
 }
 
-// receive hands every message to the loop. It ends with the van.
+// receive passes every message to the loop. It ends when the van closes.
 func (l *loop) receive() {
 	defer l.receives.Done()
 	defer func() {
@@ -73,12 +73,12 @@ func (l *loop) breakDown(err error) {
 	l.stop()
 }
 
-// run drives h until close, or until something breaks.
+// run runs the loop with h until close or a failure.
 func (l *loop) run(h handler) {
 	l.runs.Add(1)
 	go func() {
 		defer l.runs.Done()
-		err := l.guard(func() { l.turn(h) })
+		err := l.guard(func() { l.handleAll(h) })
 		if err == nil {
 			l.mu.Lock()
 			err = l.mu.broken
@@ -90,7 +90,7 @@ func (l *loop) run(h handler) {
 	}()
 }
 
-// guard turns a panic of f into an error.
+// guard converts a panic of f to an error.
 func (l *loop) guard(f func()) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -101,10 +101,10 @@ func (l *loop) guard(f func()) (err error) {
 	return nil
 }
 
-func (l *loop) turn(h handler) {
+func (l *loop) handleAll(h handler) {
 	timer := time.NewTimer(tickTime)
 	defer timer.Stop()
-	for next := time.Now().Add(tickTime); ; { // however many messages come meanwhile
+	for next := time.Now().Add(tickTime); ; { // also while messages arrive without a pause
 		wait := time.Until(next)
 		if due := h.due(); !due.IsZero() {
 			wait = min(wait, time.Until(due))
@@ -127,8 +127,8 @@ func (l *loop) turn(h handler) {
 	}
 }
 
-// do runs f on the loop's goroutine, later. It never blocks. False: the loop has
-// ended, and f will not run.
+// do queues f to run on the loop's goroutine. It never blocks. It returns false if the loop
+// has ended; f will not run then.
 func (l *loop) do(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,8 +143,8 @@ func (l *loop) do(f func()) bool {
 	return true
 }
 
-// next gives the oldest call that has not run, nil when there is none; if last is
-// set, then none is taken any more.
+// next returns the oldest call that has not run, nil if there is none. After a nil with last
+// set, no further calls are accepted.
 func (l *loop) next(last bool) func() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,7 +158,7 @@ func (l *loop) next(last bool) func() {
 	return call
 }
 
-// drain runs the calls that are left when the loop has ended, then takes no more.
+// drain runs the remaining calls after the loop has ended, then accepts no more.
 func (l *loop) drain() {
 	for call := l.next(true); call != nil; call = l.next(true) {
 		l.guard(call)
@@ -167,7 +167,7 @@ func (l *loop) drain() {
 
 func (l *loop) stop() { l.once.Do(func() { close(l.quit) }) }
 
-// close ends the loop and the van. On return nothing runs any more.
+// close ends the loop and the van. When it returns, both goroutines have ended.
 func (l *loop) close() {
 	l.stop()
 	l.runs.Wait()

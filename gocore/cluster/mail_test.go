@@ -15,7 +15,7 @@ import (
 // wantMail checks what the applications of a node were given so far.
 func (b *bench) wantMail(p *Postoffice, want ...string) {
 	b.t.Helper()
-	l := b.told[p]
+	l := b.records[p]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if fmt.Sprintf("%q", l.mail) != fmt.Sprintf("%q", want) {
@@ -25,7 +25,7 @@ func (b *bench) wantMail(p *Postoffice, want ...string) {
 
 func head(n int) *pspb.Meta { return &pspb.Meta{Head: proto.Int32(int32(n)), AppId: proto.Int32(0)} }
 
-// Any node sends to any other, itself included, each pair in order; strangers reach nobody.
+// Any node sends to any other, itself included, each pair in order; strangers reach no node.
 func TestMail(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(2, 1)
@@ -58,7 +58,7 @@ func TestMail(t *testing.T) {
 		synctest.Wait()
 		b.wantMail(s[0], `worker 0: 0 ["to the server"]`, `worker 0: 1 ["to the server"]`, `worker 0: 2 ["to the server"]`)
 		b.wantMail(w[0], `worker 0: 0 ["mine"]`, `worker 0: 1 ["mine"]`, `worker 0: 2 ["mine"]`)
-		if l := b.told[w[1]]; len(l.mail) != 4 {
+		if l := b.records[w[1]]; len(l.mail) != 4 {
 			t.Errorf("worker 1 was given %q", l.mail)
 		}
 		if strays := s[0].strays - before; strays != 4 || len(s[0].noted) != 4 {

@@ -14,7 +14,7 @@ import (
 // maxHost is the longest name in DNS.
 const maxHost = 253
 
-// addNode is a node's request to be let in.
+// addNode makes a node's request to join.
 func addNode(c Config, m Member) *pspb.Meta {
 	return &pspb.Meta{
 		Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{nodeOf(m)}},
@@ -26,7 +26,7 @@ func addNode(c Config, m Member) *pspb.Meta {
 	}
 }
 
-// barrierMessage is a request of a barrier, or the answer that all have come.
+// barrierMessage makes the request to enter a barrier, or the answer that it is passed.
 func barrierMessage(group, app, customer int32, request bool) *pspb.Meta {
 	return &pspb.Meta{
 		Control:    &pspb.Control{Cmd: proto.Int32(pspb.Barrier), BarrierGroup: proto.Int32(group)},
@@ -36,21 +36,21 @@ func barrierMessage(group, app, customer int32, request bool) *pspb.Meta {
 	}
 }
 
-// lostNode says that a node is dead; vacant, that the cluster goes on.
-func lostNode(id int, why string, vacant bool) *pspb.Meta {
-	lost := &pspb.Lost{Id: proto.Int32(int32(id)), Why: proto.String(why)}
+// lostNode makes the verdict that m's process is dead; vacant: the cluster continues.
+func lostNode(m Member, why string, vacant bool) *pspb.Meta {
+	lost := &pspb.Lost{Id: proto.Int32(int32(m.ID)), Why: proto.String(why), Incarnation: proto.Uint64(m.Incarnation)}
 	if vacant {
 		lost.Vacant = proto.Bool(true)
 	}
 	return &pspb.Meta{Own: &pspb.Meta_Lost{Lost: lost}}
 }
 
-// heartbeat says that m lives.
+// heartbeat makes a heartbeat of m.
 func heartbeat(m Member) *pspb.Meta {
 	return &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Heartbeat), Node: []*pspb.Node{nodeOf(m)}}}
 }
 
-// nodeOf is m on the wire.
+// nodeOf encodes m.
 func nodeOf(m Member) *pspb.Node {
 	n := &pspb.Node{
 		Role:     proto.Int32(int32(m.Role)),
@@ -87,7 +87,7 @@ func nodeOf(m Member) *pspb.Node {
 	return n
 }
 
-// memberOf reads a node from the wire, all but its id. The error is for what no node sends.
+// memberOf decodes a node, without its id. The error is for invalid fields.
 func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
@@ -107,14 +107,14 @@ func memberOf(n *pspb.Node) (Member, error) {
 	return m, nil
 }
 
-// validHost tells a name or address from what could mean something else to a resolver.
+// validHost reports whether a host is a name or address, without characters that a resolver could treat specially.
 func validHost(host string) bool {
 	return host != "" && len(host) <= maxHost && strings.IndexFunc(host, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(".-_:", r))
 	}) < 0
 }
 
-// viewOf reads the scheduler's answer to ADD_NODE as the node me.
+// viewOf decodes the scheduler's answer to ADD_NODE for the node me.
 func viewOf(m *pspb.Meta, me Member) (View, error) {
 	nodes := m.GetControl().GetNode()
 	v := View{Generation: m.GetGeneration(), Epoch: m.GetEpoch()}
@@ -154,7 +154,7 @@ func viewOf(m *pspb.Meta, me Member) (View, error) {
 	return v, nil
 }
 
-// fits tells whether a node of role r may have the id.
+// fits reports whether a node of role r may have the id.
 func fits(id int, r Role) bool {
 	switch r {
 	case RoleScheduler:
@@ -165,10 +165,10 @@ func fits(id int, r Role) bool {
 	return id >= wire.WorkerID(0) && id < wire.WorkerID(wire.MaxWorkers) && id%2 == 1
 }
 
-// count says "1 worker", "2 workers".
-func count(n int, what string) string {
+// count formats "1 worker", "2 workers".
+func count(n int, noun string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %ss", n, noun)
 }

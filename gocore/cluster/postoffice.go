@@ -15,8 +15,8 @@ import (
 )
 
 // verdictTime is how long a node that suspects another waits for the scheduler's
-// verdict before it judges itself; lastWordTime is the same where the scheduler
-// itself is suspected: its last word may be a verdict that is still on its way.
+// verdict before it decides alone. lastWordTime is the same for the suspected scheduler
+// itself, whose last message may be a verdict that is still on its way.
 const (
 	verdictTime  = 2 * time.Second
 	lastWordTime = time.Second
@@ -31,16 +31,19 @@ type Postoffice struct {
 	view   View // as this node joined it
 	mail   *mail
 
-	customers []int // those of this process that have asked to be let in
+	customers []int // of this process, that have asked to join
 
-	// What follows belongs to the loop's goroutine.
-	failure  error                          // why nothing is taken any more; nil while all is well
-	barriers map[meeting][]waiter           // the first of each has been asked for
-	declares map[uint64]func(uint32, error) // by key; all have been sent
-	stuck    map[string]bool                // what Waiting has been told of, and has not gone on
+	// The fields below belong to the loop's goroutine.
+	failure  error                  // why every request is refused; nil while all is well
+	barriers map[meeting][]*waiter  // the request for the first waiter of each has been sent
+	declares map[uint64]Declaration // by key; all have been sent
+	acks     *acks
+	stuck    map[string]bool // barriers and declarations of which Waiting has reported a stall that still lasts
 	suspects []suspicion
-	beat     time.Time // of the next heartbeat
-	heard    time.Time // last word of the scheduler
+	closed   map[int]bool  // nodes that wait in the last barrier: they enter no other one, and declare nothing
+	left     chan struct{} // closed at the verdict that follows Leave, or at the end; nil: this node has not left
+	beat     time.Time     // when the next heartbeat is due
+	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
 	strays   uint64
 	noted    map[int]bool // senders of strays that the log has named
@@ -49,20 +52,20 @@ type Postoffice struct {
 func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
 	now := time.Now()
 	return &Postoffice{
-		c: c, events: e, log: c.log(), loop: l, view: view, mail: newMail(l.van, view, wire.SchedulerID),
-		barriers: map[meeting][]waiter{}, noted: map[int]bool{}, declares: map[uint64]func(uint32, error){}, stuck: map[string]bool{},
+		c: c, events: e, log: c.log(), loop: l, acks: newAcks(c.Resend, view.Self), view: view, mail: newMail(l.van, view, wire.SchedulerID),
+		barriers: map[meeting][]*waiter{}, noted: map[int]bool{}, declares: map[uint64]Declaration{}, stuck: map[string]bool{}, closed: map[int]bool{},
 		beat: now, heard: now, ticked: now,
 	}
 }
 
-// Customers lists those of this process that have asked to be let in; at least one.
+// Customers lists the customers of this process that have asked to join; at least one.
 func (p *Postoffice) Customers() []int { return p.customers }
 
-// View is the cluster as it is now.
+// View returns the cluster as it is now.
 func (p *Postoffice) View() View { return *p.mail.view.Load() }
 
-// Send takes an application's message to a node, itself included. It does not wait,
-// and has no use of data any more when it returns.
+// Send sends an application's message to a node, which may be this one. It does not
+// wait, and does not refer to data after it returns.
 func (p *Postoffice) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	if id != p.view.Self {
 		return p.mail.send(id, m, data...)
@@ -74,139 +77,135 @@ func (p *Postoffice) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	return nil
 }
 
-// waiter is a customer that waits in a barrier.
-type waiter struct {
-	group int
-	done  func(error)
+// Declaration states a worker's tensor. When all workers have declared the key alike, Done gets the tensor's id; ids count
+// from 0. Done is called as for Barrier.
+type Declaration struct {
+	Key    uint64
+	Tensor wire.Tensor
+	Done   func(id uint32, err error)
 }
 
-// meeting names a queue of barriers that are passed one after the other.
-type meeting struct{ group, customer int }
+// name is the tensor's name in texts.
+func (d *Declaration) name() string { return wire.KeyText(d.Key, d.Tensor.Name) }
 
-// meeting is the queue of a customer's barriers of a group. The answers of a ps-lite
-// scheduler name no group, so that only one can be under way.
-func (p *Postoffice) meeting(group, customer int) meeting {
-	if p.pslite() {
-		group = 0
-	}
-	return meeting{group, customer}
-}
-
-// pslite tells whether the scheduler is a program of ps-lite.
-func (p *Postoffice) pslite() bool { return p.view.Member(wire.SchedulerID).PSLite() }
-
-// Barrier calls done when all nodes of the group have come here: WorkerGroup, or
-// AllGroup, which means the start the first time and the end the second. Barriers of
-// one group are passed one after the other by each customer. done is called on the
-// postoffice's goroutine and must not block; after a failure or Close, with its error.
-func (p *Postoffice) Barrier(customer, group int, done func(error)) {
-	if !p.loop.do(func() { p.barrier(customer, group, done) }) {
-		done(p.failure)
-	}
-}
-
-func (p *Postoffice) barrier(customer, group int, done func(error)) {
-	switch {
-	case p.failure != nil:
-		done(p.failure)
-	case group < 1 || group > AllGroup || !inGroup(p.c.Role, group):
-		done(fault.New(fault.Value, "a %v is not in group %d: it cannot wait for its barrier", p.c.Role, group))
-	default:
-		where := p.meeting(group, customer)
-		p.barriers[where] = append(p.barriers[where], waiter{group, done})
-		if len(p.barriers[where]) == 1 {
-			p.send(barrierMessage(int32(group), 0, int32(customer), true))
+// Declare sends this worker's declarations to the scheduler, in as few messages as possible.
+func (p *Postoffice) Declare(list []Declaration) {
+	if !p.loop.do(func() { p.declare(list) }) {
+		for _, d := range list {
+			d.Done(0, p.failure)
 		}
 	}
 }
 
-// Declare says what this worker's tensor is. When all workers have
-// said the same, done gets the tensor's id: they count from 0. done as for Barrier.
-func (p *Postoffice) Declare(key uint64, t wire.Tensor, done func(id uint32, err error)) {
-	if !p.loop.do(func() { p.declare(key, t, done) }) {
-		done(0, p.failure)
-	}
-}
-
-func (p *Postoffice) declare(key uint64, t wire.Tensor, done func(uint32, error)) {
-	reason := t.Refusal()
-	switch {
-	case p.failure != nil:
-		done(0, p.failure)
-	case p.c.Role != RoleWorker:
-		done(0, fault.New(fault.Value, "key %d: a %v declares no tensors", key, p.c.Role))
-	case reason != "":
-		done(0, fault.New(fault.Value, "key %d: no tensor can be like this: %s", key, reason))
-	case p.declares[key] != nil:
-		done(0, fault.New(fault.Busy, "key %d is being declared already: wait for that first", key))
-	default:
-		p.declares[key] = done
-		p.send(&pspb.Meta{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{
-			Key: proto.Uint64(key), Bytes: proto.Uint64(t.Bytes), Dtype: proto.Uint32(uint32(t.DType)), Policy: proto.Uint32(uint32(t.Policy)),
-			Row: proto.Uint32(t.Row),
+func (p *Postoffice) declare(list []Declaration) {
+	var messages []*pspb.Meta
+	for _, d := range list {
+		if err := p.refusal(&d); err != nil {
+			d.Done(0, err)
+			continue
+		}
+		p.declares[d.Key] = d
+		t := d.Tensor
+		messages = append(messages, &pspb.Meta{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{
+			Key: proto.Uint64(d.Key), Bytes: proto.Uint64(t.Bytes), Dtype: proto.Uint32(uint32(t.DType)), Policy: proto.Uint32(uint32(t.Policy)),
+			Row: proto.Uint32(t.Row), Name: optional(t.Name), Shape: optional(t.Shape),
 		}}})
 	}
+	for part := range slices.Chunk(messages, maxBatch) {
+		p.send(batch(part))
+	}
 }
 
-// Suspect says that the data connection to a node broke. The scheduler decides what
-// that means. Without its verdict in 2 s the node is lost by own judgement; when it
-// is the scheduler itself, after 1 s.
-func (p *Postoffice) Suspect(id int, why string) {
+// refusal returns the reason why a tensor cannot be declared, nil if it can.
+func (p *Postoffice) refusal(d *Declaration) error {
+	reason := d.Tensor.Refusal()
+	switch {
+	case p.failure != nil:
+		return p.failure
+	case p.c.Role != RoleWorker:
+		return fault.New(fault.Value, "%s: a %v declares no tensors", d.name(), p.c.Role)
+	case reason != "":
+		return fault.New(fault.Value, "%s: no tensor can be like this: %s", d.name(), reason)
+	case p.closedOf(WorkerGroup) != 0:
+		return p.closedError(d.name(), wire.AboutKey(d.Key, d.Tensor.Name), p.closedOf(WorkerGroup))
+	case p.declares[d.Key].Done != nil:
+		return fault.New(fault.Busy, "%s is being declared already: wait for that first", d.name()).With(wire.AboutKey(d.Key, d.Tensor.Name))
+	}
+	return nil
+}
+
+// Suspect reports to the scheduler that the data connection to a process broke. If no
+// verdict comes within verdictTime (lastWordTime if the process is the scheduler), this
+// node decides alone that the process is lost. Suspect ignores a process whose successor
+// has already joined.
+func (p *Postoffice) Suspect(id int, incarnation uint64, why string) {
 	p.loop.do(func() {
-		if p.failure != nil || p.View().Member(id).Vacant {
+		if m := p.View().Member(id); p.failure != nil || m.Vacant || m.Incarnation != incarnation {
 			return
 		}
 		p.suspects = append(p.suspects, suspicion{id: id, by: p.view.Self, why: why, at: time.Now()})
 		if id != wire.SchedulerID {
-			p.send(&pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{Id: proto.Int32(int32(id)), Why: proto.String(clip(why))}}})
+			p.send(&pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{
+				Id: proto.Int32(int32(id)), Why: proto.String(clip(why)), Incarnation: proto.Uint64(incarnation),
+			}}})
 		}
 	})
 }
 
-// Close leaves without waiting for anyone. What still waits ends with ClosedError.
-// What was sent leaves first, within a bound. Idempotent; not to be called from an
-// event or a done.
+// Close leaves the cluster without waiting for the others. Waits under way end with
+// ClosedError. Queued messages are sent first, within a bound. Close is idempotent;
+// it must not be called from an event or a done.
 func (p *Postoffice) Close() { p.loop.close() }
 
-// send takes a message to the scheduler.
+// send sends a message to the scheduler.
 func (p *Postoffice) send(m *pspb.Meta) {
-	m.Token = p.view.Token[:]
+	m.Token, m.Incarnation = p.view.Token[:], proto.Uint64(p.view.Me().Incarnation)
+	p.acks.stamped(p.view.Member(wire.SchedulerID), m)
 	if err := p.loop.van.Send(wire.SchedulerID, m); err != nil {
 		p.lose(wire.SchedulerID, fmt.Sprintf("it reads no messages: %v", err))
 	}
 }
 
 func (p *Postoffice) message(now time.Time, e *van.Envelope) {
-	if p.failure != nil {
+	if p.failure != nil || e.From == 0 && e.Meta.GetWaiting() != nil { // sent to this node before it had joined
 		return
 	}
 	from, known := p.mail.known(e)
-	if !known || from.ID != wire.SchedulerID && !IsMail(e.Meta) {
+	if !known || from.ID != wire.SchedulerID && !IsMail(e.Meta) && e.Meta.GetControl().GetCmd() != pspb.Ack {
 		p.stray(e.From)
 		return
 	}
 	if from.ID == wire.SchedulerID {
 		p.heard = now
 	}
+	answer, done := p.acks.take(from, e.Meta)
+	if answer != nil {
+		if err := p.mail.send(from.ID, answer); err != nil {
+			p.log.Warn("a message was not acknowledged", "to", Name(from.ID), "reason", err)
+		}
+	}
+	if done {
+		return
+	}
 	if IsMail(e.Meta) {
 		p.events.message(from, e)
 		return
 	}
 	switch own := e.Meta.GetOwn().(type) {
-	case *pspb.Meta_Declared:
-		p.declared(own.Declared.GetKey(), own.Declared.GetId(), nil)
-	case *pspb.Meta_Disagreement:
-		p.declared(own.Disagreement.GetKey(), 0, disagreementError(own.Disagreement))
-	case *pspb.Meta_Refused:
-		p.declared(own.Refused.GetKey(), 0, fault.New(fault.Value, "key %d: the scheduler refused the tensor: %s", own.Refused.GetKey(), clip(own.Refused.GetReason())))
+	case *pspb.Meta_Declared, *pspb.Meta_Disagreement, *pspb.Meta_Refused:
+		p.answered(e.Meta)
+	case *pspb.Meta_Batch:
+		for _, m := range own.Batch.GetMessage() {
+			p.answered(m)
+		}
 	case *pspb.Meta_Waiting:
 		p.waiting(own.Waiting)
 	case *pspb.Meta_Lost:
-		if id, why := int(own.Lost.GetId()), clip(own.Lost.GetWhy()); own.Lost.GetVacant() && id != p.view.Self {
-			p.vacated(id, why)
-		} else {
-			p.lose(id, why)
-		}
+		p.verdict(own.Lost)
+	case *pspb.Meta_Closed:
+		p.nodeClosed(own.Closed)
+	case *pspb.Meta_Withdraw:
+		p.withdrawn(int(e.Meta.GetControl().GetBarrierGroup()), int(e.Meta.GetCustomerId()))
 	default:
 		switch c := e.Meta.GetControl(); {
 		case c.GetCmd() == pspb.Barrier && !e.Meta.GetRequest():
@@ -219,19 +218,36 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	}
 }
 
-// vacated takes the news that a node is dead, and that the cluster goes on.
+// verdict handles the scheduler's verdict that a process is dead. If this node already
+// knows the process's successor, it ignores the verdict.
+func (p *Postoffice) verdict(lost *pspb.Lost) {
+	id, why := int(lost.GetId()), clip(lost.GetWhy())
+	switch {
+	case p.View().Member(id).Incarnation != lost.GetIncarnation():
+	case id == p.view.Self && p.left != nil:
+		p.finishLeave()
+	case lost.GetVacant() && id != p.view.Self:
+		p.vacated(id, why)
+	default:
+		p.lose(id, why)
+	}
+}
+
+// vacated handles the verdict that a node is dead while the cluster goes on.
 func (p *Postoffice) vacated(id int, why string) {
 	m := p.View().Member(id)
 	if m.ID == 0 || m.Vacant || id == wire.SchedulerID {
 		return
 	}
 	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
+	p.acks.forget(id)
 	m.Vacant = true
 	p.mail.change(p.View().with(m), id)
 	p.events.vacated(id, why)
 }
 
-// recovered takes the news that a node has the place of one that has died. A scheduler of ps-lite's tells of no death.
+// recovered handles the announcement of a successor. A ps-lite scheduler announces no
+// deaths, so the predecessor's is handled here.
 func (p *Postoffice) recovered(n *pspb.Node) {
 	m, err := memberOf(n)
 	m.ID, m.Customers = int(n.GetId()), 1
@@ -241,11 +257,12 @@ func (p *Postoffice) recovered(n *pspb.Node) {
 	}
 	p.vacated(m.ID, "another node has taken its place")
 	m.Vacant = false
+	delete(p.closed, m.ID)
 	p.mail.change(p.View().with(m), m.ID)
 	p.events.recovered(m)
 }
 
-// stray counts a message that nobody sends who belongs here.
+// stray counts a message that no node of this cluster sends.
 func (p *Postoffice) stray(from int) {
 	p.strays++
 	if !p.noted[from] && len(p.noted) < maxStrays {
@@ -254,56 +271,46 @@ func (p *Postoffice) stray(from int) {
 	}
 }
 
-// passed ends the barrier of a group. Where a process has several customers, all of
-// them have met in it.
-func (p *Postoffice) passed(group, customer int) {
-	for where := range p.barriers {
-		if p.pslite() || where.group == group && (where.customer == customer || group == AllGroup || p.view.Me().Customers > 1) {
-			p.pass(where)
-		}
+// answered handles the scheduler's answer to a declaration.
+func (p *Postoffice) answered(m *pspb.Meta) {
+	switch own := m.GetOwn().(type) {
+	case *pspb.Meta_Declared:
+		p.declared(own.Declared.GetKey(), own.Declared.GetId(), nil)
+	case *pspb.Meta_Disagreement:
+		p.declared(own.Disagreement.GetKey(), 0, disagreementError(own.Disagreement))
+	case *pspb.Meta_Refused:
+		d := p.declares[own.Refused.GetKey()]
+		p.declared(own.Refused.GetKey(), 0, fault.New(fault.Value, "%s: the scheduler refused the tensor: %s", d.name(), clip(own.Refused.GetReason())))
 	}
-}
-
-// pass ends a queue's first barrier and asks for the next.
-func (p *Postoffice) pass(where meeting) {
-	waiting := p.barriers[where]
-	if len(waiting) == 0 {
-		return
-	}
-	p.barriers[where] = waiting[1:]
-	if len(waiting) > 1 {
-		p.send(barrierMessage(int32(waiting[1].group), 0, int32(where.customer), true))
-	}
-	p.goesOn("barrier")
-	waiting[0].done(nil)
 }
 
 // declared ends a declaration.
 func (p *Postoffice) declared(key uint64, id uint32, err error) {
-	done := p.declares[key]
-	if done == nil {
+	d := p.declares[key]
+	if d.Done == nil {
 		return
 	}
 	delete(p.declares, key)
-	p.goesOn(keyText(key))
-	done(id, err)
+	p.endStall(d.name())
+	d.Done(id, err)
 }
 
 func (p *Postoffice) waiting(m *pspb.Waiting) {
-	what, missing := clip(m.GetWhat()), m.GetMissing()
-	p.stuck[what] = true
-	p.log.Warn("waiting", "for", what, "missing", missing)
-	p.events.waiting(what, missing)
+	event, missing := clip(m.GetWhat()), m.GetMissing()
+	p.stuck[event] = true
+	p.log.Warn("waiting", "for", event, "missing", missing)
+	p.events.waiting(event, missing)
 }
 
-func (p *Postoffice) goesOn(what string) {
-	if p.stuck[what] {
-		delete(p.stuck, what)
-		p.events.waiting(what, nil)
+// endStall records that a barrier or a declaration no longer waits.
+func (p *Postoffice) endStall(event string) {
+	if p.stuck[event] {
+		delete(p.stuck, event)
+		p.events.waiting(event, nil)
 	}
 }
 
-// lose takes the verdict that a node is dead; the first one counts.
+// lose ends this node's part in the cluster because a node is dead; only the first call counts.
 func (p *Postoffice) lose(id int, why string) {
 	if p.failure != nil {
 		return
@@ -312,25 +319,26 @@ func (p *Postoffice) lose(id int, why string) {
 		p.loop.van.Disconnect(id, true) // so that Close does not wait for it
 	}
 	p.fail(lostError(id, why))
-	p.loop.van.Disconnect(wire.SchedulerID, true) // there is nothing left to say, and maybe nobody to hear it
+	p.loop.van.Disconnect(wire.SchedulerID, true) // no message is left to send, and the scheduler may be dead
 	p.events.lost(id, why)
 }
 
-// fail ends everything that waits with err, and all that is asked from now on. A
-// done that panics keeps none of the others from its end.
+// fail ends all waits with err, and every later request too. A done that panics does
+// not prevent the others' calls.
 func (p *Postoffice) fail(err error) {
 	if p.failure == nil {
 		p.failure = err
 	}
+	p.finishLeave()
 	var ends []func()
 	for where, waiting := range p.barriers {
 		for _, w := range waiting {
-			ends = append(ends, func() { w.done(p.failure) })
+			ends = append(ends, func() { w.end(p.failure) })
 		}
 		delete(p.barriers, where)
 	}
-	for key, done := range p.declares {
-		ends = append(ends, func() { done(0, p.failure) })
+	for key, d := range p.declares {
+		ends = append(ends, func() { d.Done(0, p.failure) })
 		delete(p.declares, key)
 	}
 	for _, end := range ends {
@@ -341,7 +349,7 @@ func (p *Postoffice) fail(err error) {
 }
 
 func (p *Postoffice) tick(now time.Time) {
-	if gap := now.Sub(p.ticked); gap > stallTime { // this process stood still: that is not the scheduler's silence
+	if gap := now.Sub(p.ticked); gap > stallTime { // this process stood still, so the scheduler's silence is no evidence
 		p.heard = p.heard.Add(gap)
 	}
 	p.ticked = now
@@ -355,7 +363,7 @@ func (p *Postoffice) tick(now time.Time) {
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
 		p.lose(wire.SchedulerID, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
 	}
-	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return !now.Before(o.judged()) })
+	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return !now.Before(o.deadline()) })
 	if i >= 0 {
 		p.lose(p.suspects[i].id, p.suspects[i].why)
 	}
@@ -370,7 +378,7 @@ func (p *Postoffice) due() time.Time {
 		due = p.beat
 	}
 	for _, o := range p.suspects {
-		if at := o.judged(); due.IsZero() || at.Before(due) {
+		if at := o.deadline(); due.IsZero() || at.Before(due) {
 			due = at
 		}
 	}

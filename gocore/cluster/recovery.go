@@ -10,25 +10,26 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// In a cluster whose nodes all take part as ps-lite programs do, a death is no end: the next node of the dead one's
-// role that asks to be let in gets its id, as in ps-lite. It is told of all nodes, the others of it alone. Barriers wait
-// for it. Where nobody comes, the cluster ends.
+// In a cluster of fptps.ps a death does not end the cluster: the next node of the dead one's role that asks to join gets its
+// id, as in ps-lite. The successor receives the list of all nodes, the others receive its entry alone. Barriers wait for it. If
+// none joins in time, the cluster ends.
 
-// maxApplicants bounds the ps-lite programs that have asked to be let in before the death of another was known.
+// maxApplicants bounds the ps-lite programs that asked to join before the death of another was known.
 const maxApplicants = 64
 
-// mayRecover tells whether the place of a node that has died is kept for another.
+// mayRecover reports whether the place of a dead node is kept for a successor.
 func (s *Scheduler) mayRecover(id int) bool {
 	others := slices.ContainsFunc(s.ids(), func(other int) bool { return other != id && !s.members[other].Vacant })
 	return s.c.RecoveryTimeout > 0 && s.finals > 0 && others && s.view.Classic()
 }
 
-// vacate keeps the place of a node that has died.
+// vacate keeps the place of a dead node.
 func (s *Scheduler) vacate(now time.Time, id int, why string) {
 	m := s.members[id]
 	m.Vacant, m.died, m.why = true, now, why
 	s.suspects = slices.DeleteFunc(s.suspects, func(o suspicion) bool { return o.id == id || o.by == id })
 	s.forget(id)
+	s.acks.forget(id)
 	s.view = s.makeView()
 	s.do(Vacated{View: s.view, ID: id, Why: why})
 	i := slices.IndexFunc(s.applicants, func(a Member) bool { return a.Role == m.Role })
@@ -39,7 +40,7 @@ func (s *Scheduler) vacate(now time.Time, id int, why string) {
 	}
 }
 
-// vacancy is the place of a role that has been free for longest; nil: none.
+// vacancy returns the place of a role that has been vacant for longest; nil if none is.
 func (s *Scheduler) vacancy(r Role) *member {
 	var oldest *member
 	for _, id := range s.ids() {
@@ -50,8 +51,8 @@ func (s *Scheduler) vacancy(r Role) *member {
 	return oldest
 }
 
-// recover gives a node the place of one that has died. A ps-lite program, which asks once, may have come before that
-// death is known.
+// recover assigns the place of a dead node to a successor. A ps-lite program asks only once, and may have asked before the
+// death was known.
 func (s *Scheduler) recover(now time.Time, node Member) {
 	m := s.vacancy(node.Role)
 	if m == nil {
@@ -69,11 +70,11 @@ func (s *Scheduler) recover(now time.Time, node Member) {
 			s.send(id, addNodes(node))
 		}
 	}
-	s.do(Connect{ID: m.ID, Host: m.Host, Port: m.Port, PSLite: m.PSLite()})
+	s.do(Connect{ID: m.ID, Host: m.Host, Port: m.Port})
 	s.send(m.ID, addNodes(s.view.Members...))
 }
 
-// addNodes tells of nodes.
+// addNodes makes the announcement of new nodes.
 func addNodes(members ...Member) *pspb.Meta {
 	var all []*pspb.Node
 	for _, m := range members {
@@ -82,7 +83,7 @@ func addNodes(members ...Member) *pspb.Meta {
 	return &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}}
 }
 
-// tickVacancies ends the cluster where a place was free for too long.
+// tickVacancies ends the cluster if a place was vacant for too long.
 func (s *Scheduler) tickVacancies(now time.Time) {
 	for _, id := range s.ids() {
 		m := s.members[id]
@@ -92,7 +93,7 @@ func (s *Scheduler) tickVacancies(now time.Time) {
 		why := fmt.Sprintf("%s, and no other took its place within %v", m.why, s.c.RecoveryTimeout)
 		s.state = ended
 		for _, other := range s.ids() {
-			s.tell(other, lostNode(id, why, false))
+			s.sendOwn(other, lostNode(m.Member, why, false))
 		}
 		s.do(Failed{ID: id, Why: why})
 		return

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,15 +27,15 @@ func (b *bench) classic(workers, servers int) (w, s []*Postoffice) {
 
 func (b *bench) wantChanges(p *Postoffice, want ...string) {
 	b.t.Helper()
-	l := b.told[p]
+	l := b.records[p]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !slices.Equal(l.changes, want) {
-		b.t.Errorf("%s was told %q, want %q", Name(p.View().Self), l.changes, want)
+		b.t.Errorf("%s recorded %q, want %q", Name(p.View().Self), l.changes, want)
 	}
 }
 
-// A node that dies leaves its id to the next of its role. Barriers wait for it, and mail goes to it.
+// A node that dies leaves its id to the next of its role. Barriers wait for the successor, which receives the mail.
 func TestRecovery(t *testing.T) {
 	for seed := range uint64(5) {
 		for _, role := range []Role{RoleWorker, RoleServer} {
@@ -82,13 +81,9 @@ func TestRecovery(t *testing.T) {
 					t.Error(err)
 				}
 				time.Sleep(time.Second)
-				for _, mail := range [][]string{b.told[next].mail, b.told[rest[0]].mail} {
-					if len(mail) == 0 || !strings.Contains(mail[0], ": ") {
-						t.Errorf("mail %q", mail)
-					}
-				}
-				if len(b.told[next].mail) != 3 || len(b.told[rest[0]].mail) != 1 {
-					t.Errorf("mail %q and %q", b.told[next].mail, b.told[rest[0]].mail)
+				to, back := b.records[next].letters(), b.records[rest[0]].letters()
+				if len(to) != 3 || len(back) != 1 {
+					t.Errorf("mail %q and %q", to, back)
 				}
 				if err := awaitBarrier(next, AllGroup); err != nil {
 					t.Error(err)
@@ -110,7 +105,7 @@ func TestRecovery(t *testing.T) {
 // Where nobody takes the place, the cluster ends; so it does without time for that, before all have started, and where
 // tensors are shared out.
 func TestNoRecovery(t *testing.T) {
-	for what, tc := range map[string]struct {
+	for name, tc := range map[string]struct {
 		change func(*Config)
 		starts bool
 		after  time.Duration
@@ -133,7 +128,7 @@ func TestNoRecovery(t *testing.T) {
 			b.die(w[1])
 			wantError(t, awaitBarrier(w[0], WorkerGroup), fault.NodeLost, "worker 1", tc.says)
 			if took := time.Since(begin); took < tc.after || took > tc.after+2*time.Second {
-				t.Errorf("%s: it took %v", what, took)
+				t.Errorf("%s: it took %v", name, took)
 			}
 			<-b.runner.Done()
 			wantError(t, b.runner.Err(), fault.NodeLost, "worker 1")
@@ -168,8 +163,8 @@ func TestDeathInABarrier(t *testing.T) {
 	})
 }
 
-// The last node that lives takes the cluster with it.
-func TestNobodyIsLeft(t *testing.T) {
+// The death of the last living node ends the cluster.
+func TestAllNodesDie(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.classic(1, 1)
 		b.die(s[0])
@@ -180,7 +175,7 @@ func TestNobodyIsLeft(t *testing.T) {
 	})
 }
 
-// Whom nobody has died for is refused, and so is a node with tensors.
+// A node is refused if no place is free, and if it has tensors.
 func TestNoPlace(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.classic(2, 1)
@@ -203,7 +198,7 @@ func plain(role Role, host string, id int) *pspb.Node {
 	return &pspb.Node{Role: proto.Int32(int32(role)), Hostname: proto.String(host), Port: proto.Int32(100), Id: proto.Int32(int32(id))}
 }
 
-// Programs of ps-lite are told what its own scheduler tells: the new one of all nodes, the others of it alone. It asks
+// Programs of ps-lite receive the messages of its own scheduler: the new one all nodes, the others the new one alone. It asks
 // once, perhaps before the death is known.
 func TestRecoveryOfPsLitePrograms(t *testing.T) {
 	for _, early := range []bool{false, true} {
@@ -211,14 +206,14 @@ func TestRecoveryOfPsLitePrograms(t *testing.T) {
 			HeartbeatInterval: time.Second, HeartbeatTimeout: 10 * time.Second}, [16]byte{1})
 		now := time.Now()
 		ask := func(role Role, host string) []Action {
-			return s.Step(now, 0, &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{plain(role, host, 32767)}}})
+			return s.Step(now, 0, "", &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{plain(role, host, 32767)}}})
 		}
 		ask(RoleWorker, "a")
 		ask(RoleWorker, "b")
 		ask(RoleServer, "c")
 		for _, id := range []int{8, 9, 11} {
-			s.Step(now, id, barrierMessage(AllGroup, 0, 0, true))
-			s.Step(now, id, heartbeat(Member{ID: id}))
+			s.Step(now, id, "", barrierMessage(AllGroup, 0, 0, true))
+			s.Step(now, id, "", heartbeat(Member{ID: id}))
 		}
 		var actions []Action
 		if early {
@@ -230,7 +225,7 @@ func TestRecoveryOfPsLitePrograms(t *testing.T) {
 		for range 12 {
 			now = now.Add(time.Second)
 			for _, id := range []int{8, 11} {
-				s.Step(now, id, heartbeat(Member{ID: id}))
+				s.Step(now, id, "", heartbeat(Member{ID: id}))
 			}
 			actions = append(actions, s.Tick(now)...)
 		}
@@ -250,13 +245,13 @@ func TestRecoveryOfPsLitePrograms(t *testing.T) {
 		all := []string{"c 8 false", "d 9 true", "b 11 false", "s 1 false"}
 		for id, want := range map[int][]string{8: {"d 9 true"}, 11: {"d 9 true"}, wire.WorkerID(0): all} {
 			if !slices.Equal(sent[id], want) {
-				t.Errorf("early %v: node %d is told %q, want %q of %v", early, id, sent[id], want, actions)
+				t.Errorf("early %v: node %d receives %q, want %q of %v", early, id, sent[id], want, actions)
 			}
 		}
 	}
 }
 
-// A scheduler of ps-lite's tells of a new node, not of the death before.
+// A scheduler of ps-lite announces a new node, not the death of its predecessor.
 func TestRecoveryBySchedulerOfPsLite(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, _ := b.classic(2, 1)
@@ -267,7 +262,7 @@ func TestRecoveryBySchedulerOfPsLite(t *testing.T) {
 		scheduler := w[0].View().Member(wire.SchedulerID)
 		token := w[0].View().Token
 		for _, node := range []*pspb.Node{n, stranger, plain(RoleServer, "again", 8), plain(RoleWorker, "other", 8)} {
-			meta := &pspb.Meta{Token: token[:], Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{node}}}
+			meta := &pspb.Meta{Token: token[:], Incarnation: proto.Uint64(scheduler.Incarnation), Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: []*pspb.Node{node}}}
 			me := w[0].View().Me()
 			b.net.Inject(me.Host, me.Port, fmt.Sprintf("ps%d", scheduler.ID), mustEncode(t, meta))
 			synctest.Wait()

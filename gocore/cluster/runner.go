@@ -14,7 +14,7 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// Runner gives a Scheduler its van, its clock and its goroutine.
+// Runner runs a Scheduler with a van, a clock and a goroutine.
 type Runner struct {
 	c      Config
 	events Events
@@ -27,15 +27,15 @@ type Runner struct {
 	mail   *mail     // set before joined closes
 	err    error     // set before done closes
 
-	// Touched by the loop's goroutine alone.
+	// Used by the loop's goroutine alone.
 	scheduler *Scheduler
-	taken     *van.Envelope       // the message that the scheduler was given last
-	comes     map[int]func(error) // barriers that this node's program waits in, by group
+	current   *van.Envelope       // the message that the scheduler handled last
+	barriers  map[int]func(error) // barriers that this node's program waits in, by group
 }
 
-// Serve starts the scheduler of a cluster on a van, which is the Runner's from then on.
+// Serve starts the scheduler of a cluster on a van, which the Runner owns from then on.
 func Serve(v van.Van, c Config, e Events) (*Runner, error) {
-	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), done: make(chan struct{}), comes: map[int]func(error){}}
+	r := &Runner{c: c, events: e, log: c.log(), joined: make(chan struct{}), done: make(chan struct{}), barriers: map[int]func(error){}}
 	if c.Workers < 1 || c.Workers > wire.MaxWorkers || c.Servers < 0 || c.Servers > wire.MaxWorkers {
 		v.Close()
 		return nil, fault.New(fault.Config, "scheduler: DMLC_NUM_WORKER=%d must be 1 to %d, DMLC_NUM_SERVER=%d 0 to %d",
@@ -59,30 +59,31 @@ func Serve(v van.Van, c Config, e Events) (*Runner, error) {
 // Port is where the scheduler listens.
 func (r *Runner) Port() int { return r.port }
 
-// Joined closes when every node is there and View is known.
+// Joined is closed when all nodes have joined and View is known.
 func (r *Runner) Joined() <-chan struct{} { return r.joined }
 
-// Barrier calls done when all nodes of a group have come, and this one's program now
-// has too; with an error when the cluster ends before. One of a group at a time, once
-// Joined has closed. done is called on the runner's goroutine and must not block.
+// Barrier enters a barrier of a group for this node's own program, and calls done when all
+// nodes of the group have entered it, or with an error if the cluster ends before. It is
+// called once Joined has closed, for one barrier of a group at a time. done is called on the
+// runner's goroutine and must not block.
 func (r *Runner) Barrier(group int, done func(error)) {
 	start := func() {
 		switch {
-		case group < 1 || group > AllGroup || !inGroup(RoleScheduler, group) || r.comes[group] != nil:
-			done(fault.New(fault.Value, "the scheduler cannot wait for a barrier of group %d: it is not in it, or waits there already", group))
+		case group < 1 || group > AllGroup || !inGroup(RoleScheduler, group) || r.barriers[group] != nil:
+			done(fault.New(fault.Value, "the scheduler cannot wait for a barrier of group %d: it is not in that group, or waits there already", group))
 		case r.over():
-			done(r.whyOver())
+			done(r.endError())
 		default:
-			r.comes[group] = done
+			r.barriers[group] = done
 			r.perform(r.scheduler.Arrive(group))
 		}
 	}
 	if !r.loop.do(start) {
-		done(r.whyOver())
+		done(r.endError())
 	}
 }
 
-// over tells whether the cluster has ended.
+// over reports whether the cluster has ended.
 func (r *Runner) over() bool {
 	select {
 	case <-r.done:
@@ -92,16 +93,16 @@ func (r *Runner) over() bool {
 	}
 }
 
-// whyOver is what a barrier ends with after the end.
-func (r *Runner) whyOver() error {
+// endError is the error of a barrier after the end of the cluster.
+func (r *Runner) endError() error {
 	if r.over() && r.err != nil {
 		return r.err
 	}
 	return fault.New(fault.Closed, "the cluster has ended")
 }
 
-// Send takes an application's message to a node, itself included, once Joined has
-// closed. It does not wait, and has no use of data any more when it returns.
+// Send sends a message of an app to a node, itself included, once Joined is closed. It does
+// not block, and does not use data after it returns.
 func (r *Runner) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	if id != wire.SchedulerID {
 		return r.mail.send(id, m, data...)
@@ -113,30 +114,30 @@ func (r *Runner) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	return nil
 }
 
-// View is the cluster, once Joined has closed.
+// View describes the cluster, once Joined is closed.
 func (r *Runner) View() View { return *r.mail.view.Load() }
 
-// Done closes when the cluster has ended; Err tells how. The last messages are
-// still to leave: that is Close's.
+// Done closes when the cluster has ended; Err is then the reason. Close sends the last
+// messages.
 func (r *Runner) Done() <-chan struct{} { return r.done }
 
 // Err is nil when the cluster ended in good order; valid once Done has closed.
 func (r *Runner) Err() error { return r.err }
 
-// Gone says that a node's process has ended, or left without waiting for the
-// others: for one, its data connection to the scheduler did. After the end in good
-// order it means nothing.
-func (r *Runner) Gone(id int, why string) {
-	r.loop.do(func() { r.perform(r.scheduler.Gone(time.Now(), id, why)) })
+// Gone reports that a process has ended, or has left without waiting for the others, for
+// example because its data connection with the scheduler has ended. After an orderly end it
+// has no effect.
+func (r *Runner) Gone(id int, incarnation uint64, why string) {
+	r.loop.do(func() { r.perform(r.scheduler.Gone(time.Now(), id, incarnation, why)) })
 }
 
-// Close ends the scheduler, when the last messages have left or after a bound.
-// Idempotent; not to be called from an event.
+// Close ends the scheduler when its last messages are sent, or after a timeout. It is
+// idempotent, and must not be called from an event.
 func (r *Runner) Close() { r.loop.close() }
 
 func (r *Runner) message(now time.Time, e *van.Envelope) {
-	r.taken = e
-	r.perform(r.scheduler.Step(now, e.From, e.Meta))
+	r.current = e
+	r.perform(r.scheduler.Step(now, e.From, e.Host, e.Meta))
 }
 
 func (r *Runner) tick(now time.Time) { r.perform(r.scheduler.Tick(now)) }
@@ -146,7 +147,7 @@ func (r *Runner) due() time.Time { return r.scheduler.Due() }
 func (r *Runner) ended(err error) {
 	counts := r.scheduler.Counts()
 	if dropped := r.loop.van.Stats().Rejected + counts.Strays; dropped+counts.Refused > 0 {
-		r.log.Warn("scheduler: has turned strangers away", "messages", dropped, "joiners", counts.Refused)
+		r.log.Warn("scheduler: refused strangers", "messages", dropped, "joiners", counts.Refused)
 	}
 	if err == nil {
 		r.finish(fault.New(fault.Closed, "scheduler: closed before the cluster had ended"))
@@ -157,7 +158,7 @@ func (r *Runner) ended(err error) {
 	r.events.failed(err)
 }
 
-// perform does what the machine wants done. A member that can be sent nothing is gone.
+// perform performs the scheduler's actions. A member that cannot receive messages is reported as gone.
 func (r *Runner) perform(actions []Action) {
 	for len(actions) > 0 {
 		action := actions[0]
@@ -168,7 +169,7 @@ func (r *Runner) perform(actions []Action) {
 		}
 		r.log.Warn("scheduler: a message was not sent", "reason", err)
 		if send, ok := action.(Send); ok && errors.Is(err, van.ErrFull) {
-			actions = append(actions, r.scheduler.Gone(time.Now(), send.ID, "it reads no messages: "+err.Error())...)
+			actions = append(actions, r.scheduler.Gone(time.Now(), send.ID, r.scheduler.incarnation(send.ID), "it reads no messages: "+err.Error())...)
 		}
 	}
 }
@@ -177,9 +178,6 @@ func (r *Runner) act(action Action) error {
 	v := r.loop.van
 	switch a := action.(type) {
 	case Connect:
-		if a.PSLite {
-			return v.ConnectPSLite(a.ID, a.Host, a.Port)
-		}
 		return v.Connect(a.ID, a.Host, a.Port)
 	case Disconnect:
 		v.Disconnect(a.ID, a.Now)
@@ -187,22 +185,24 @@ func (r *Runner) act(action Action) error {
 		v.Identify(a.ID)
 	case Send:
 		return v.Send(a.ID, a.Meta)
+	case Asked:
+		r.events.asked(a.Member, a.Missing)
 	case Joined:
 		r.mail = newMail(v, a.View, r.scheduler.ids()...)
-		r.log.Info("scheduler: everyone is here", "workers", r.c.Workers, "servers", r.c.Servers)
+		r.log.Info("scheduler: all nodes have joined", "workers", r.c.Workers, "servers", r.c.Servers)
 		close(r.joined)
 	case Passed:
-		done := r.comes[a.Group]
-		delete(r.comes, a.Group)
+		done := r.barriers[a.Group]
+		delete(r.barriers, a.Group)
 		done(nil)
 	case Deliver:
-		r.events.message(a.From, r.taken)
+		r.events.message(a.From, r.current)
 	case Vacated:
-		r.log.Warn("scheduler: lost "+Name(a.ID)+"; its place is kept for another", "reason", a.Why, "for", r.c.RecoveryTimeout)
+		r.log.Warn("scheduler: lost "+Name(a.ID)+"; its place is kept for a successor", "reason", a.Why, "for", r.c.RecoveryTimeout)
 		r.mail.view.Store(&a.View)
 		r.events.vacated(a.ID, a.Why)
 	case Recovered:
-		r.log.Warn("scheduler: another node is " + Name(a.ID) + " now")
+		r.log.Warn("scheduler: a successor has taken the place of " + Name(a.ID))
 		r.mail.view.Store(&a.View)
 		r.events.recovered(a.View.Member(a.ID))
 	case Waited:
@@ -225,14 +225,14 @@ func (r *Runner) finish(err error) {
 	r.once.Do(func() {
 		r.err = err
 		close(r.done)
-		for group, done := range r.comes {
-			delete(r.comes, group)
-			done(r.whyOver())
+		for group, done := range r.barriers {
+			delete(r.barriers, group)
+			done(r.endError())
 		}
 	})
 }
 
-// lostError is what everything that waits ends with when a node is dead.
+// lostError is the error of all waits after the death of a node.
 func lostError(id int, why string) error {
-	return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", Name(id), why)
+	return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", Name(id), why).With(wire.AboutNode(id))
 }

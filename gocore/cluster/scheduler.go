@@ -1,36 +1,39 @@
 package cluster
 
 import (
-	"crypto/subtle"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+
+	"google.golang.org/protobuf/proto"
 
 	"fptps/gocore/wire"
 	"fptps/gocore/wire/pspb"
 )
 
 const (
-	// noticeTime is how long something may wait before those who wait are told whom
-	// for, and again after the same time.
+	// noticeTime is how long a barrier or a declaration may wait before the waiting nodes
+	// receive the names of the missing ones, and the time until they receive them again.
 	noticeTime = 5 * time.Second
-	// startTime is what processes may take from their start to their join (imports,
-	// data sets) before it is a warning that some have not come.
+	// startTime is how long processes may take from their start to their join (imports,
+	// data sets) before the scheduler warns that some are missing.
 	startTime = 15 * time.Second
 	// tickTime is the longest time between two calls of Tick.
 	tickTime = time.Second
-	// stallTime without a Tick is this process's own standstill (a stopped process,
-	// a suspended machine), which says nothing about the others.
+	// stallTime without a Tick means that this process stood still (it was stopped, or
+	// its machine suspended), so that it cannot conclude that the others were silent.
 	stallTime = 3 * time.Second
-	// suspectTime is what a dead process's connection to the scheduler gets to end
-	// by itself before a broken connection between two nodes is a verdict.
+	// suspectTime is how long the scheduler waits after a suspicion for its own connection
+	// with the suspect to end, before it passes a verdict on the suspicion alone.
 	suspectTime = 200 * time.Millisecond
-	// maxStrays bounds the senders whose nonsense is noted, and the memory of them.
+	// maxStrays bounds the senders of strays that are remembered, each of which is logged once.
 	maxStrays = 100
 )
 
 // Scheduler is the state machine of a cluster: no IO, no clock, no goroutine.
-// Each call gives what is to be done, in order.
+// Each call returns the actions to carry out, in order.
 type Scheduler struct {
 	c     Config
 	self  Member
@@ -41,21 +44,22 @@ type Scheduler struct {
 	ticked time.Time // last Tick
 
 	// gathering
-	joiners []*joiner // in the order they came; never more than make the cluster
+	joiners []*joiner // in the order in which they came; never more than the cluster has nodes
 	guests  int       // ids given to guests so far: -1, -2, ...
 	asked   int       // refusals sent since the last Tick
 	noticed time.Time // last Waiting "join"
-	noted   time.Time // last Note of who is missing
+	noted   time.Time // last Note that names the missing nodes
 	since   time.Time // when the oldest joiner came
 
 	// running
 	view       View
 	applicants []Member        // ps-lite programs that wait for a place to become free
 	members    map[int]*member // all but the scheduler
-	barriers   []*barrier      // those that somebody waits in, oldest first
-	finals     int             // completed barriers of everyone: the first is the start, the second the end
+	barriers   []*barrier      // open ones, oldest first
+	finals     int             // completed barriers of all nodes: the first is at the start, the second at the end
 	ledger     *ledger
 	suspects   []suspicion
+	acks       *acks
 
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
@@ -63,7 +67,7 @@ type Scheduler struct {
 
 // SchedulerCounts are counts since the start.
 type SchedulerCounts struct {
-	Refused uint64 // joiners turned away
+	Refused uint64 // joiners that were refused
 	Strays  uint64 // messages that no node of this cluster sends
 }
 
@@ -72,36 +76,36 @@ type state uint8
 const (
 	gathering state = iota // ADD_NODE
 	running
-	ended // in good order or by a verdict; whatever comes is ignored
+	ended // in good order or by a verdict; all later messages are ignored
 )
 
 // member is a node that has its id.
 type member struct {
 	Member
 	heard time.Time
-	beats bool // silence counts: a ps-lite program's only after its first heartbeat
+	beats bool // it sends heartbeats, so that silence means death; of a ps-lite program known only from its first one
 
-	died time.Time // of a Vacant one
-	why  string
+	died time.Time // when a Vacant member was declared dead
+	why  string    // and the reason
 }
 
-// suspicion is a node's word that its data connection to another one broke.
+// suspicion is a node's report that its data connection with another one broke.
 type suspicion struct {
 	id, by int
 	why    string
 	at     time.Time
 }
 
-// judged is when a node that has heard no verdict judges the suspicion itself.
-func (o suspicion) judged() time.Time {
+// deadline is when a node that has received no verdict decides alone.
+func (o suspicion) deadline() time.Time {
 	if o.id == wire.SchedulerID {
 		return o.at.Add(lastWordTime)
 	}
 	return o.at.Add(verdictTime)
 }
 
-// NewScheduler makes the machine of a cluster of c.Workers and c.Servers. The
-// token has to be random, another one in every run.
+// NewScheduler makes the scheduler of a cluster of c.Workers and c.Servers. The
+// token has to be random, and new in every run.
 func NewScheduler(c Config, token [16]byte) *Scheduler {
 	self := Member{
 		ID: wire.SchedulerID, Role: RoleScheduler, Host: c.SchedulerHost, Port: c.SchedulerPort,
@@ -109,25 +113,26 @@ func NewScheduler(c Config, token [16]byte) *Scheduler {
 	}
 	return &Scheduler{
 		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
-		ledger: newLedger(c.Workers),
+		ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID),
 	}
 }
 
-// Counts gives the counters.
+// Counts returns the counters.
 func (s *Scheduler) Counts() SchedulerCounts { return s.counts }
 
-// Step takes a message. from is the id that its sender claims, 0 for none.
-func (s *Scheduler) Step(now time.Time, from int, m *pspb.Meta) []Action {
-	s.step(now, from, m)
+// Step handles a message. from is the id that its sender states, 0 for none; host is the
+// address of its connection.
+func (s *Scheduler) Step(now time.Time, from int, host string, m *pspb.Meta) []Action {
+	s.step(now, from, host, m)
 	return s.take()
 }
 
-func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
+func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	if s.state == ended {
 		return
 	}
 	if m.GetControl().GetCmd() == pspb.AddNode {
-		s.stepAddNode(now, from, m)
+		s.stepAddNode(now, from, host, m)
 		return
 	}
 	sender := s.members[from]
@@ -135,11 +140,18 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 		s.stray(fmt.Sprintf("node %d", from), "no node of this cluster has this id")
 		return
 	}
-	if sender.Protocol > 0 && subtle.ConstantTimeCompare(m.GetToken(), s.token[:]) == 0 {
-		s.stray(Name(from), "a message without this cluster's token: a process of an earlier run?")
+	if sender.Protocol > 0 && !isOf(m, s.token, sender.Member) {
+		s.stray(Name(from), "it is not this cluster's process of that name: one of an earlier run, or one that was given up as dead?")
 		return
 	}
 	sender.heard = now
+	answer, done := s.acks.take(sender.Member, m)
+	if answer != nil {
+		s.send(from, answer)
+	}
+	if done {
+		return
+	}
 	if IsMail(m) {
 		s.do(Deliver{From: sender.Member})
 		return
@@ -148,8 +160,23 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 	case *pspb.Meta_Declare:
 		s.stepDeclare(now, sender, own.Declare)
 		return
+	case *pspb.Meta_Batch:
+		var list []*pspb.Declare
+		for _, m := range own.Batch.GetMessage() {
+			if d, ok := m.GetOwn().(*pspb.Meta_Declare); ok {
+				list = append(list, d.Declare)
+			}
+		}
+		s.stepDeclare(now, sender, list...)
+		return
 	case *pspb.Meta_Suspect:
 		s.stepSuspect(now, sender, own.Suspect)
+		return
+	case *pspb.Meta_Leave:
+		s.stepLeave(now, sender, own.Leave)
+		return
+	case *pspb.Meta_Withdraw:
+		s.stepWithdraw(sender, m)
 		return
 	}
 	switch {
@@ -163,16 +190,24 @@ func (s *Scheduler) step(now time.Time, from int, m *pspb.Meta) {
 	}
 }
 
-// Gone says that the process of a node has certainly ended, or has left without
-// waiting for the others.
-func (s *Scheduler) Gone(now time.Time, id int, why string) []Action {
-	if m := s.members[id]; m != nil && !m.Vacant && s.state == running {
+// Gone handles the certain end of a process, or its leaving without waiting for the
+// others. It ignores a process whose successor has already joined.
+func (s *Scheduler) Gone(now time.Time, id int, incarnation uint64, why string) []Action {
+	if m := s.members[id]; m != nil && !m.Vacant && m.Incarnation == incarnation && s.state == running {
 		s.verdict(now, id, why, false)
 	}
 	return s.take()
 }
 
-// Tick lets time pass; to be called every second, and at Due.
+// incarnation returns the incarnation of the member with an id, 0 if there is none.
+func (s *Scheduler) incarnation(id int) uint64 {
+	if m := s.members[id]; m != nil {
+		return m.Incarnation
+	}
+	return 0
+}
+
+// Tick lets time pass; the caller calls it every second, and at Due.
 func (s *Scheduler) Tick(now time.Time) []Action {
 	if gap := now.Sub(s.ticked); !s.ticked.IsZero() && gap > stallTime {
 		s.forgive(gap)
@@ -191,7 +226,7 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 	return s.take()
 }
 
-// Due is when Tick has something to do before its usual second is over; zero: nothing.
+// Due is when Tick has something to do before its usual second is over; the zero time if nothing.
 func (s *Scheduler) Due() time.Time {
 	var due time.Time
 	if s.state == running {
@@ -204,7 +239,7 @@ func (s *Scheduler) Due() time.Time {
 	return due
 }
 
-// forgive takes the time in which this process stood still off everyone's silence.
+// forgive subtracts the time in which this process stood still from the silence of all others.
 func (s *Scheduler) forgive(gap time.Duration) {
 	for _, m := range s.members {
 		m.heard = m.heard.Add(gap)
@@ -214,7 +249,7 @@ func (s *Scheduler) forgive(gap time.Duration) {
 	}
 }
 
-// tickHeartbeats finds the node that has been silent for longest, and too long.
+// tickHeartbeats passes the verdict on the node that has been silent for longest, if that is too long.
 func (s *Scheduler) tickHeartbeats(now time.Time) {
 	if !s.c.beats() || s.state != running {
 		return
@@ -233,8 +268,8 @@ func (s *Scheduler) tickHeartbeats(now time.Time) {
 
 func (s *Scheduler) stepSuspect(now time.Time, by *member, m *pspb.Suspect) {
 	id := int(m.GetId())
-	if m := s.members[id]; m != nil && m.Vacant {
-		return // it is known
+	if o := s.members[id]; o != nil && (o.Vacant || o.Incarnation != m.GetIncarnation()) {
+		return // that process is known to be dead
 	}
 	if s.members[id] == nil || id == by.ID {
 		s.stray(Name(by.ID), fmt.Sprintf("it suspects %s", Name(id)))
@@ -255,13 +290,13 @@ func (s *Scheduler) tickSuspects(now time.Time) {
 	}
 }
 
-// verdict declares a node dead: the end of the cluster, or a place to be taken by another. One that may still live is
-// told too.
+// verdict declares a node dead. The cluster ends, or waits for a successor. A node that may still live (mayLive) receives
+// its own verdict too.
 func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 	vacant := s.mayRecover(id)
 	for _, other := range s.ids() {
 		if other != id || mayLive {
-			s.tell(other, lostNode(id, why, vacant))
+			s.sendOwn(other, lostNode(s.members[id].Member, why, vacant))
 		}
 	}
 	s.do(Disconnect{ID: id, Now: !mayLive})
@@ -273,7 +308,7 @@ func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 	s.do(Failed{ID: id, Why: why})
 }
 
-// ids lists the members: servers by rank, then workers by rank. Servers are told
+// ids lists the members: servers by rank, then workers by rank. Messages go to servers
 // first, so that they are ready before a worker's first request reaches them.
 func (s *Scheduler) ids() []int {
 	ids := make([]int, 0, len(s.members))
@@ -289,23 +324,24 @@ func (s *Scheduler) ids() []int {
 	return ids
 }
 
-// send takes a message of ps-lite's to a member that lives.
+// send sends a message to a member, unless that is dead.
 func (s *Scheduler) send(id int, m *pspb.Meta) {
 	if s.members[id].Vacant {
 		return
 	}
-	m.Token = s.token[:]
+	m.Token, m.Incarnation = s.token[:], proto.Uint64(s.self.Incarnation)
+	s.acks.stamped(s.members[id].Member, m)
 	s.do(Send{ID: id, Meta: m})
 }
 
-// tell takes a message of fptps's own to a member, if it speaks that.
-func (s *Scheduler) tell(id int, m *pspb.Meta) {
+// sendOwn sends a message that only fptps knows to a member, unless that is a ps-lite program.
+func (s *Scheduler) sendOwn(id int, m *pspb.Meta) {
 	if s.members[id].Protocol > 0 {
 		s.send(id, m)
 	}
 }
 
-// stray counts a message that no node of this cluster sends, and notes the first of a sender.
+// stray counts a message that no node of this cluster sends, and logs the first of each sender.
 func (s *Scheduler) stray(sender, why string) {
 	s.counts.Strays++
 	if !s.strays[sender] && len(s.strays) < maxStrays {
@@ -322,11 +358,18 @@ func (s *Scheduler) take() []Action {
 	return out
 }
 
-// clip bounds a text that came from a peer.
+// clip makes one line of bounded length from a text of a peer, or for one.
 func clip(text string) string {
 	const most = 500
+	short := text[:min(len(text), most)]
+	line := strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(short, ""))
 	if len(text) > most {
-		return text[:most] + "..."
+		line += "..."
 	}
-	return text
+	return strings.TrimSpace(line)
 }

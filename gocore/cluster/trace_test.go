@@ -19,8 +19,8 @@ import (
 var update = flag.Bool("update", false, "rewrite testdata/*.txt with what the scheduler does now")
 
 // TestTraces runs the scripts in testdata. A line of a script is a command; the
-// indented lines after it are everything that the scheduler did for it, at which
-// second. A new script is written without them and run with -update.
+// indented lines after it are the scheduler's actions, each with its second. A new
+// script is written without them and run with -update.
 func TestTraces(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -80,11 +80,15 @@ func (s *script) command(line string) {
 	case "up": // workers at w:1, w:2, ..., servers at s:1, s:2, ... have joined
 		for role, n := range map[string]int{"worker": number(values["workers"], 0), "server": number(values["servers"], 0)} {
 			for i := range n {
-				s.scheduler.Step(s.now, 0, s.joinMessage([]string{role, fmt.Sprintf("%c:%d", role[0], i+1)}, values))
+				s.scheduler.Step(s.now, 0, role[:1], s.joinMessage([]string{role, fmt.Sprintf("%c:%d", role[0], i+1)}, values))
 			}
 		}
-	case "join":
-		s.step(values, 0, s.joinMessage(words, values))
+	case "join": // from the address that the node names, unless host is another one
+		m := s.joinMessage(words, values)
+		if values["host"] == "" {
+			values["host"] = m.Control.Node[0].GetHostname()
+		}
+		s.step(values, 0, m)
 	case "barrier":
 		m := barrierMessage(int32(number(values["group"], 7)), 0, int32(number(values["customer"], 0)), true)
 		s.step(values, nodeID(words[0]), m)
@@ -92,11 +96,22 @@ func (s *script) command(line string) {
 		m := &pspb.Declare{
 			Key: proto.Uint64(uint64(number(values["key"], 0))), Bytes: proto.Uint64(uint64(number(values["bytes"], 0))),
 			Dtype: proto.Uint32(dtype(values["dtype"])), Policy: proto.Uint32(uint32(number(values["policy"], 0))),
-			Row: proto.Uint32(uint32(number(values["row"], 0))),
+			Row: proto.Uint32(uint32(number(values["row"], 0))), Name: optional(values["name"]), Shape: optional(values["shape"]),
 		}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Declare{Declare: m}})
+	case "ack":
+		m := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Ack), MsgSig: proto.Uint64(5)}}
+		s.step(values, nodeID(words[0]), m)
+	case "withdraw":
+		s.step(values, nodeID(words[0]), withdrawMessage(number(values["group"], WorkerGroup), number(values["customer"], 0)))
+	case "close": // workers' last rounds: two tensors' and a third's
+		m := barrierMessage(AllGroup, 0, 0, true)
+		m.Own = &pspb.Meta_Closed{Closed: &pspb.Closed{Counts: []uint32{2, 1}, Rounds: []uint64{20, 19}}}
+		s.step(values, nodeID(words[0]), m)
+	case "leave":
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Leave{Leave: &pspb.Leave{Why: proto.String("it left by ValueError: a\x1b[2Jb\n")}}})
 	case "suspect":
-		m := &pspb.Suspect{Id: proto.Int32(int32(nodeID(words[1]))), Why: proto.String("reset by peer")}
+		m := &pspb.Suspect{Id: proto.Int32(int32(nodeID(words[1]))), Why: proto.String("reset by peer"), Incarnation: proto.Uint64(s.life(words[1], values["of"]))}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: m}})
 	case "beat":
 		s.step(values, nodeID(words[0]), heartbeat(Member{ID: nodeID(words[0]), Role: RoleWorker, Host: "x", Port: 1}))
@@ -107,7 +122,7 @@ func (s *script) command(line string) {
 	case "arrive":
 		s.print(s.scheduler.Arrive(number(values["group"], 7)))
 	case "gone":
-		s.print(s.scheduler.Gone(s.now, nodeID(words[0]), "its connection was closed"))
+		s.print(s.scheduler.Gone(s.now, nodeID(words[0]), s.life(words[0], values["of"]), "its connection was closed"))
 	case "pass": // time, with its ticks
 		s.pass(duration(words[0]))
 	case "stall": // time in which this process stood still
@@ -123,7 +138,7 @@ func (s *script) cluster(values map[string]string) {
 	s.scheduler = NewScheduler(Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
 		Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
-		Attends:           values["attends"] != "",
+		Attends: values["attends"] != "", RecoveryTimeout: duration(values["recovery"]), Resend: values["resend"] != "",
 		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
 	}, s.token)
 }
@@ -136,7 +151,7 @@ func (s *script) joinMessage(words []string, values map[string]string) *pspb.Met
 		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
 		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: uint32(number(values["share"], 1)),
 		Place: uint32(number(values["place"], 0)), Protocol: uint32(number(values["protocol"], Protocol)),
-		Customer: number(values["customer"], 0),
+		Customer: number(values["customer"], 0), Classic: values["classic"] != "",
 	}
 	c := Config{
 		Secret:  values["secret"],
@@ -158,7 +173,18 @@ func (s *script) step(values map[string]string, from int, m *pspb.Meta) {
 	case "wrong":
 		m.Token = []byte("another token...")
 	}
-	s.print(s.scheduler.Step(s.now, from, m))
+	if stamp := values["timestamp"]; stamp != "" {
+		m.Timestamp = proto.Int32(int32(number(stamp, 0)))
+	}
+	if from > 0 {
+		m.Incarnation = proto.Uint64(uint64(number(values["life"], int(s.scheduler.incarnation(from)))))
+	}
+	s.print(s.scheduler.Step(s.now, from, values["host"], m))
+}
+
+// life is the incarnation of the process called name now, unless the script names another.
+func (s *script) life(name, other string) uint64 {
+	return uint64(number(other, int(s.scheduler.incarnation(nodeID(name)))))
 }
 
 // pass lets time pass as a Runner does: a Tick every second and at Due.
@@ -177,6 +203,8 @@ func (s *script) print(actions []Action) {
 	for _, a := range actions {
 		text := a.String()
 		if send, ok := a.(Send); ok {
+			send.Meta.Incarnation = nil // the scheduler's own, in each
+			text = send.String()
 			mark := fmt.Sprintf(" token:%q", s.token[:])
 			if !strings.Contains(text, mark) {
 				mark = ""

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,11 +19,11 @@ func zmqCluster(t *testing.T, workers, servers int) (*Runner, []*Postoffice) {
 	t.Helper()
 	c := Config{
 		Role: RoleScheduler, SchedulerHost: "127.0.0.1", Host: "127.0.0.1", Workers: workers, Servers: servers,
-		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, JoinTimeout: 60 * time.Second,
+		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second,
 		Log: slog.New(slog.DiscardHandler),
 	}
 	newVan := func() van.Van {
-		v, err := van.NewZMQ(c.Log)
+		v, err := van.NewZMQ(c.Log, van.MaxFrame)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +94,7 @@ func TestLifeOverZMQ(t *testing.T) {
 	}
 }
 
-// The last messages, verdicts and answers, leave although everyone closes at once.
+// The last messages, verdicts and answers, are sent although all nodes close at once.
 func TestVerdictOverZMQ(t *testing.T) {
 	r, all := zmqCluster(t, 3, 0)
 	awaitAll(t, all, AllGroup)
@@ -102,7 +103,7 @@ func TestVerdictOverZMQ(t *testing.T) {
 	for _, p := range all[1:] {
 		p.Barrier(0, WorkerGroup, func(err error) { errs <- err })
 	}
-	r.Gone(dead, "killed")
+	r.Gone(dead, all[0].View().Me().Incarnation, "killed")
 	<-r.Done()
 	r.Close()
 	for range 2 {
@@ -112,7 +113,7 @@ func TestVerdictOverZMQ(t *testing.T) {
 
 func TestRubbishOverZMQ(t *testing.T) {
 	r, all := zmqCluster(t, 1, 1)
-	stranger, err := van.NewZMQ(slog.New(slog.DiscardHandler))
+	stranger, err := van.NewZMQ(slog.New(slog.DiscardHandler), van.MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,6 +128,60 @@ func TestRubbishOverZMQ(t *testing.T) {
 		}
 	}
 	awaitAll(t, all, AllGroup)
+}
+
+// Without a token a scheduler connects to no third host that a stranger names, neither to refuse it nor to let it in.
+func TestSchedulerConnectsToNoThirdHost(t *testing.T) {
+	c := Config{Role: RoleScheduler, SchedulerHost: "127.0.0.1", Workers: 3, Log: slog.New(slog.DiscardHandler)}
+	newVan := func() van.Van {
+		v, err := van.NewZMQ(c.Log, van.MaxMeta)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	r, err := Serve(newVan(), c, Events{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	third, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer third.Close()
+	stranger := newVan()
+	defer stranger.Close()
+	port, err := stranger.Bind("127.0.0.1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stranger.Connect(wire.SchedulerID, "127.0.0.1", r.Port()); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(host string, port, workers int) {
+		t.Helper()
+		me := Member{Role: RoleWorker, Host: host, Port: port, Incarnation: 7, Protocol: Protocol}
+		if err := stranger.Send(wire.SchedulerID, addNode(Config{Workers: workers}, me)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	elsewhere := third.Addr().(*net.TCPAddr).Port
+	ask("127.0.0.2", elsewhere, 5) // refused
+	ask("127.0.0.2", elsewhere, 3) // let in
+	ask("127.0.0.1", port, 5)      // refused, and answered
+	e, err := stranger.Receive()
+	if err != nil || e.Meta.GetRefused() == nil {
+		t.Fatalf("got %v, %v, want a refusal", e, err)
+	}
+	raw, err := third.(*net.TCPListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw.Control(func(fd uintptr) { _, _, err = syscall.Accept(int(fd)) }) // does not wait
+	if err != syscall.EAGAIN {
+		t.Errorf("somebody has connected to the third host: %v", err)
+	}
 }
 
 func TestLocalAddress(t *testing.T) {

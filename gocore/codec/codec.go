@@ -1,14 +1,14 @@
-// Package codec quantises float32 values: linear codes of 2 to 16 bits, rounded at random so that a code's expectation
-// is its value. It is pure: values in, bytes out, and no bytes make a call fail.
+// Package codec quantises float32 values to linear codes of 2 to 16 bits. Rounding is stochastic, so that the expectation
+// of a decoded value is the value. The package is pure: values in, bytes out; no input bytes make a call fail.
 //
-// A quantised tensor is a row of blocks, each of wire.BlockBytes and by itself:
+// A quantised tensor is a sequence of independent blocks of wire.BlockBytes each:
 //
-//	bytes 0 to 3   the step: what a code of 1 stands for, float32
-//	bytes 4 to 7   the stated range, float32; 0 where the block's largest value is the range
-//	then           the codes, each in so many bits, the lowest bits first: code + Levels, from 0 to 2*Levels
+//	bytes 0 to 3   the step, float32: the value of code 1
+//	bytes 4 to 7   the stated range, float32; 0 if the block's largest magnitude is the range
+//	then           the codes, packed from the lowest bit on, each stored as code + Levels, from 0 to 2*Levels
 //
-// in the machine's byte order. Values beyond a stated range become the range. A block with a value that is not finite
-// decodes to NaN everywhere: a training that has gone wrong must not look right.
+// in the machine's byte order. Values beyond a stated range are clipped to it. If any value of a block is not finite, the
+// whole block decodes to NaN: a training that has diverged must not look healthy.
 package codec
 
 import (
@@ -21,19 +21,20 @@ import (
 
 const headerBytes = 8
 
-// Values is the number of values in a block of codes of so many bits.
+// Values is the number of values in a block, for codes of the given width.
 func Values(bits int) int { return (wire.BlockBytes - headerBytes) * 8 / bits }
 
-// Levels is the largest code; the smallest is its negative.
+// Levels is the largest code; the smallest is -Levels.
 func Levels(bits int) int { return 1<<(bits-1) - 1 }
 
-// Bytes is the size of n values.
+// Bytes is the encoded size of n values.
 func Bytes(bits, n int) int {
 	per := Values(bits)
 	return (n + per - 1) / per * wire.BlockBytes
 }
 
-// Encode quantises src into dst, of Bytes(bits, len(src)). stated is the range, 0 to take each block's largest value.
+// Encode quantises src into dst, which has Bytes(bits, len(src)) bytes. stated is the range; with 0 each block uses its
+// largest magnitude.
 func Encode(dst []byte, bits int, src []float32, stated float32, random *rand.PCG) {
 	per := Values(bits)
 	for len(src) > 0 {
@@ -54,7 +55,7 @@ func encodeBlock(dst []byte, bits int, src []float32, stated float32, random *ra
 	switch {
 	case !finite:
 		step, inverse = float32(math.NaN()), 0
-	case step == 0: // all zeros, or too small for a float32
+	case step == 0: // all values are zero, or the step underflows float32
 		inverse = 0
 	}
 	binary.NativeEndian.PutUint32(dst, math.Float32bits(step))
@@ -75,9 +76,9 @@ func encodeBlock(dst []byte, bits int, src []float32, stated float32, random *ra
 	out.end()
 }
 
-// extent is the largest magnitude, and whether all values are finite.
+// extent returns the largest magnitude and whether all values are finite.
 func extent(src []float32) (largest float32, finite bool) {
-	var bits uint32 // magnitudes are in the order of their bits, with Inf and NaN above all
+	var bits uint32 // bit patterns of magnitudes sort like the magnitudes, with Inf and NaN above all numbers
 	for _, v := range src {
 		bits = max(bits, math.Float32bits(v)&^(1<<31))
 	}
@@ -85,20 +86,25 @@ func extent(src []float32) (largest float32, finite bool) {
 	return largest, bits < 0x7f800000
 }
 
-// code rounds v up with the probability of its fraction: drawn is uniform over all numbers of 32 bits.
+// code quantises v. It rounds up with a probability equal to the fraction; drawn is uniform over all 32-bit numbers.
 func code(v float32, inverse float64, levels int, drawn uint32) uint64 {
 	x := float64(v) * inverse
 	top := float64(levels)
-	if !(x > -top) { // or NaN
+	if !(x > -top) { // true for NaN too
 		return 0
 	}
 	if x >= top {
 		return uint64(2 * levels)
 	}
+	// A value that was decoded from a code of this step becomes that code again, whatever is drawn: float32 keeps it
+	// to within this distance only, and chance would move one in some hundred thousand by a whole step.
+	if nearest := math.RoundToEven(x); math.Abs(x-nearest) <= math.Abs(x)*0x1p-22 {
+		return uint64(nearest + top)
+	}
 	return uint64(x + top + float64(drawn)*0x1p-32)
 }
 
-// Decode sets dst to the values of src, which has Bytes(bits, len(dst)).
+// Decode sets dst to the values of src, which has Bytes(bits, len(dst)) bytes.
 func Decode(dst []float32, bits int, src []byte) {
 	per, levels := Values(bits), Levels(bits)
 	for len(dst) > 0 {
@@ -112,7 +118,7 @@ func Decode(dst []float32, bits int, src []byte) {
 	}
 }
 
-// packer writes codes into bytes, the lowest bits first.
+// packer packs codes into bytes, from the lowest bit on.
 type packer struct {
 	dst  []byte
 	held uint64
@@ -127,7 +133,7 @@ func (p *packer) put(code uint64, bits int) {
 	}
 }
 
-// end writes what is held, and zeros to the end of the block.
+// end writes the last bits and fills the block with zeros.
 func (p *packer) end() {
 	if p.bits > 0 {
 		p.dst = append(p.dst, byte(p.held))

@@ -12,7 +12,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// dumbDecode is the second version of Decode: the block as one big number, digit by digit.
+// dumbDecode is the reference for Decode: it reads the block as one binary number, bit by bit.
 func dumbDecode(bits int, block []byte) []float64 {
 	step := math.Float32frombits(binary.NativeEndian.Uint32(block))
 	var digits []int
@@ -49,7 +49,7 @@ func normal(r *rand.Rand, n int, scale float64) []float32 {
 func encoded(bits int, values []float32, stated float32, seed uint64) []byte {
 	blocks := make([]byte, Bytes(bits, len(values)))
 	for i := range blocks {
-		blocks[i] = 0xa5 // what was there before must not matter
+		blocks[i] = 0xa5 // the old content must not matter
 	}
 	Encode(blocks, bits, values, stated, rand.NewPCG(seed, 0))
 	return blocks
@@ -61,7 +61,7 @@ func decoded(bits, n int, blocks []byte) []float32 {
 	return values
 }
 
-func TestEachValueBecomesANeighbourOnTheGrid(t *testing.T) {
+func TestValuesAreRoundedToANeighbour(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
 		for _, n := range []int{1, Values(bits) - 1, Values(bits), Values(bits) + 1, 3*Values(bits) + 7} {
 			for _, stated := range []float32{0, 1.5} {
@@ -91,7 +91,7 @@ func TestEachValueBecomesANeighbourOnTheGrid(t *testing.T) {
 	})
 }
 
-func TestDecodeIsTheDumbOnes(t *testing.T) {
+func TestDecodeEqualsReference(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
 		blocks := make([]byte, 3*wire.BlockBytes)
 		for i := range blocks {
@@ -109,7 +109,7 @@ func TestDecodeIsTheDumbOnes(t *testing.T) {
 	})
 }
 
-// Each value is rounded many times: the mean has to be within 5 standard errors of it.
+// Each value is rounded many times; the mean must be within 5 standard errors of the value.
 func TestRoundingHasNoBias(t *testing.T) {
 	const times = 4000
 	for _, bits := range []int{2, 3, 8, 16} {
@@ -136,7 +136,7 @@ func TestRoundingHasNoBias(t *testing.T) {
 	}
 }
 
-func TestWhatIsOnTheGridStays(t *testing.T) {
+func TestMultiplesOfTheStepAreExact(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
 		values := make([]float32, 0, 2*Values(bits))
 		for len(values) < cap(values) {
@@ -154,7 +154,7 @@ func TestWhatIsOnTheGridStays(t *testing.T) {
 	})
 }
 
-func TestZerosAndWhatIsNotFinite(t *testing.T) {
+func TestZerosInfAndNaN(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
 		for _, stated := range []float32{0, 1} {
@@ -190,7 +190,7 @@ func TestZerosAndWhatIsNotFinite(t *testing.T) {
 	})
 }
 
-// Whoever rounds neighbours by the same number moves sums of them, as a model makes, by more than rounding has to.
+// Neighbours need independent random numbers: with a common one, the errors of a sum of neighbours would add up.
 func TestNeighboursAreRoundedIndependently(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
 		values := slices.Repeat([]float32{0.5}, Values(bits)/2*2)
@@ -210,8 +210,8 @@ func TestNeighboursAreRoundedIndependently(t *testing.T) {
 	})
 }
 
-// A block that is not full is as if zeros followed: they are added up like the rest.
-func TestTheRestOfABlockIsZeros(t *testing.T) {
+// A partly filled block is padded with zeros, which are summed like values.
+func TestPartialBlockIsPaddedWithZeros(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, _ *rand.Rand) {
 		for _, v := range decoded(bits, Values(bits), encoded(bits, []float32{3, -4}, 0, 1))[2:] {
 			if math.Float32bits(v) != 0 {
@@ -221,7 +221,7 @@ func TestTheRestOfABlockIsZeros(t *testing.T) {
 	})
 }
 
-func TestWhatWasThereBeforeDoesNotMatter(t *testing.T) {
+func TestOldContentDoesNotMatter(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
 		values := normal(r, Values(bits)+1, 1)
 		clean := make([]byte, Bytes(bits, len(values)))
@@ -232,7 +232,7 @@ func TestWhatWasThereBeforeDoesNotMatter(t *testing.T) {
 	})
 }
 
-func TestTheSeedDecides(t *testing.T) {
+func TestSameSeedSameCodes(t *testing.T) {
 	values := normal(rand.New(rand.NewPCG(1, 2)), 2000, 1)
 	if !bytes.Equal(encoded(8, values, 0, 5), encoded(8, values, 0, 5)) {
 		t.Error("the same seed gave other codes")
@@ -242,7 +242,7 @@ func TestTheSeedDecides(t *testing.T) {
 	}
 }
 
-// Decoding takes any bytes, as a peer may send them: so does summing.
+// A peer may send any bytes: decoding and summing accept all of them.
 func FuzzAnyBytes(f *testing.F) {
 	f.Add(8, encoded(8, []float32{1, 2, 3}, 0, 1))
 	f.Add(2, bytes.Repeat([]byte{0xff}, 2*wire.BlockBytes))
@@ -277,4 +277,21 @@ func BenchmarkDecode(b *testing.B) {
 	for b.Loop() {
 		Decode(values, 8, blocks)
 	}
+}
+
+// Whatever is drawn, a decoded code becomes itself: a value of a single worker comes back unchanged.
+func TestDecodedCodesAreExact(t *testing.T) {
+	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
+		levels := Levels(bits)
+		for range 200 {
+			step := float32(math.Abs(r.NormFloat64())+1e-3) / float32(levels)
+			inverse := 1 / float64(step)
+			c := r.IntN(2*levels+1) - levels
+			for _, drawn := range []uint32{0, math.MaxUint32} {
+				if got := code(float32(c)*step, inverse, levels, drawn); got != uint64(c+levels) {
+					t.Fatalf("step %g: code %d becomes %d where %d is drawn", step, c, int(got)-levels, drawn)
+				}
+			}
+		}
+	})
 }

@@ -8,19 +8,19 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A sum of blocks is taken in an accumulator of AccFloats float32s for each: the sum of the stated ranges, which is the
-// range of the sum, then the sums of the values. Scaling all of them alike scales the sum: that is how a mean is made.
+// Blocks are summed in an accumulator of AccFloats float32s each: first the sum of the stated ranges, which is the range
+// of the sum, then the sums of the values. Dividing the whole accumulator gives a mean, with the range of the mean.
 
-// AccFloats is the size of the accumulator of a block.
+// AccFloats is the number of float32s in the accumulator of one block.
 func AccFloats(bits int) int { return 1 + Values(bits) }
 
-// Widen sets the accumulator of some blocks to them.
+// Widen sets acc to the values of blocks.
 func Widen(bits int, acc []float32, blocks []byte) {
 	clear(acc)
 	Add(bits, acc, blocks)
 }
 
-// Add adds blocks to their accumulator.
+// Add adds blocks to acc.
 func Add(bits int, acc []float32, blocks []byte) {
 	levels, floats := Levels(bits), AccFloats(bits)
 	for ; len(blocks) > 0; blocks, acc = blocks[wire.BlockBytes:], acc[floats:] {
@@ -28,13 +28,13 @@ func Add(bits int, acc []float32, blocks []byte) {
 		acc[0] += math.Float32frombits(binary.NativeEndian.Uint32(blocks[4:]))
 		in := unpacker{src: blocks[headerBytes:wire.BlockBytes]}
 		for i := 1; i < floats; i++ {
-			// The conversion keeps the product from being fused with the sum: every machine gets the same bits.
+			// The conversion prevents a fused multiply-add, so that every machine computes the same bits.
 			acc[i] += float32(float32(int(in.get(bits))-levels) * step)
 		}
 	}
 }
 
-// Narrow quantises an accumulator into blocks, which may be the front of its own memory.
+// Narrow quantises acc into blocks, which may be the front of acc's own memory.
 func Narrow(bits int, blocks []byte, acc []float32) {
 	random := rand.NewPCG(rand.Uint64(), rand.Uint64())
 	var block [wire.BlockBytes]byte

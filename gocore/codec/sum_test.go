@@ -10,7 +10,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A sum of blocks against the sum of what they decode to: within a step of the sum's own grid, which a stated range fixes.
+// The sum of blocks is within one step of the sum of the decoded blocks. A stated range fixes the step of the sum.
 func TestSumOfBlocks(t *testing.T) {
 	const workers = 3
 	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
@@ -25,7 +25,7 @@ func TestSumOfBlocks(t *testing.T) {
 					wanted[i] += float64(v)
 				}
 				if worker == 0 {
-					acc[3] = 99 // Widen sets, whatever was there
+					acc[3] = 99 // Widen must overwrite it
 					Widen(bits, acc, blocks)
 				} else {
 					Add(bits, acc, blocks)
@@ -34,8 +34,8 @@ func TestSumOfBlocks(t *testing.T) {
 			Narrow(bits, blocks, acc)
 			got := decoded(bits, n, blocks)
 			for b := range 2 {
-				if told := statedRange(blocks[b*wire.BlockBytes:]); told != workers*stated {
-					t.Fatalf("range %v: that of the sum is %v", stated, told)
+				if got := statedRange(blocks[b*wire.BlockBytes:]); got != workers*stated {
+					t.Fatalf("range %v: the range of the sum is %v", stated, got)
 				}
 				values := wanted[b*Values(bits):][:Values(bits)]
 				limit := float64(workers * stated)
@@ -59,16 +59,16 @@ func statedRange(block []byte) float32 {
 	return math.Float32frombits(binary.NativeEndian.Uint32(block[4:]))
 }
 
-// The same sum is quantised many times: the mean has to be within 5 standard errors of it.
+// The same sum is quantised many times; the mean must be within 5 standard errors of the sum.
 func TestASumIsRoundedWithoutBias(t *testing.T) {
 	const times = 4000
 	for _, stated := range []float32{0, 2} {
 		acc := make([]float32, AccFloats(4))
 		Widen(4, acc, encoded(4, []float32{-1, 0.35, 0.5, 1}, stated, 1))
 		for i := range acc[1:] {
-			acc[1+i] *= 0.77 // off the grid
+			acc[1+i] *= 0.77 // no multiple of the step
 		}
-		acc[4] = 1 // so that the block's range is known
+		acc[4] = 1 // the largest magnitude, thus the range
 		limit := max(stated, 1)
 		step := float64(limit) / float64(Levels(4))
 		var sums [3]float64
@@ -90,8 +90,8 @@ func TestASumIsRoundedWithoutBias(t *testing.T) {
 	}
 }
 
-// A peer may state what it likes: a range that is none counts as none.
-func TestARangeThatIsNone(t *testing.T) {
+// A peer may state any range; an invalid one is ignored.
+func TestInvalidRangeIsIgnored(t *testing.T) {
 	for _, stated := range []float32{-3, float32(math.NaN()), float32(math.Inf(-1))} {
 		block := encoded(8, []float32{1, -0.5}, 0, 1)
 		binary.NativeEndian.PutUint32(block[4:], math.Float32bits(stated))
@@ -101,13 +101,13 @@ func TestARangeThatIsNone(t *testing.T) {
 		if got := decoded(8, 2, block); got[0] != 1 || math.Abs(float64(got[1])+0.5) > 1./127 {
 			t.Errorf("range %v: the sum is %v", stated, got)
 		}
-		if told := statedRange(block); told != 0 && told == told {
-			t.Errorf("range %v: that of the sum is %v", stated, told)
+		if got := statedRange(block); got != 0 && got == got {
+			t.Errorf("range %v: the range of the sum is %v", stated, got)
 		}
 	}
 }
 
-// Narrow may write over the accumulator that it reads.
+// Narrow may overwrite the accumulator that it reads.
 func TestNarrowInPlace(t *testing.T) {
 	eachWidth(t, func(t *testing.T, bits int, r *rand.Rand) {
 		const count = 5

@@ -1,22 +1,23 @@
-// Package fault is the one way fptps reports an error: a code that Python maps
-// to an exception class, and a text that says what, where, and what to do.
+// Package fault defines the errors of fptps. An error has a code, which Python maps to
+// an exception class, and a text: what failed, where, and what to do.
 package fault
 
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 )
 
-// Code names the kind of an error. Its text is stable: Python maps it to a class.
+// Code is the kind of an error. Its text is stable, as Python maps it to a class.
 type Code string
 
-// Every code there is; python/fptps/errors.py has one exception class for each.
+// All codes; python/fptps/errors.py has one exception class for each.
 const (
-	Config   Code = "config"    // a setting is missing or makes no sense
-	Connect  Code = "connect"   // a node could not be reached, or refused us
+	Config   Code = "config"    // a setting is missing or invalid
+	Connect  Code = "connect"   // a node could not be reached, or refused this node
 	Mismatch Code = "mismatch"  // workers disagree about a tensor
 	NodeLost Code = "node_lost" // a node of the cluster died
-	Timeout  Code = "timeout"   // a wait ended without its event
+	Timeout  Code = "timeout"   // a wait ended before its event
 	Closed   Code = "closed"    // used after close
 	Busy     Code = "busy"      // the array is still in flight
 	Type     Code = "type"      // an argument of the wrong type or dtype
@@ -26,18 +27,27 @@ const (
 	Internal Code = "internal"  // a bug in fptps
 )
 
-// Codes lists every code, for the test that holds both languages together.
+// Codes lists every code, for the test that compares Go with Python.
 func Codes() []Code {
 	return []Code{Config, Connect, Mismatch, NodeLost, Timeout, Closed, Busy, Type, Value, Key, Remote, Internal}
 }
 
-// Error is an error with its code.
-type Error struct {
-	Code Code
-	Text string
+// About is what an error is about, as far as that is known; Python gives it as attributes of the exception.
+type About struct {
+	Role    string   `json:"role,omitempty"`    // of the node: "worker", "server" or "scheduler"
+	Rank    *int     `json:"rank,omitempty"`    // of the node, nil for the scheduler
+	Key     any      `json:"key,omitempty"`     // of the tensor: a uint64, or a string if it has a name
+	Missing []string `json:"missing,omitempty"` // names of the nodes that were waited for
 }
 
-// Error gives the text alone.
+// Error is an error with its code.
+type Error struct {
+	Code  Code
+	Text  string
+	About About
+}
+
+// Error returns the text, without the code.
 func (e *Error) Error() string { return e.Text }
 
 // New makes an error; format and args are as in fmt.Sprintf.
@@ -45,11 +55,37 @@ func New(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// CodeOf tells the code of err, Internal where it carries none.
+// With sets the error's About, and returns the error.
+func (e *Error) With(about About) *Error {
+	e.About = about
+	return e
+}
+
+// AboutOf returns what err is about; nothing if it has no code.
+func AboutOf(err error) About {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.About
+	}
+	return About{}
+}
+
+// CodeOf returns the code of err, Internal if it has none.
 func CodeOf(err error) Code {
 	var e *Error
 	if errors.As(err, &e) {
 		return e.Code
 	}
 	return Internal
+}
+
+// Catch runs f and returns its error, or after a panic an Internal error with the stack. Every goroutine calls it: an
+// uncaught panic would end the interpreter.
+func Catch(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = New(Internal, "panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return f()
 }

@@ -32,8 +32,8 @@ func TestCodeOf(t *testing.T) {
 	}
 }
 
-// TestCodesAreAll: the list holds every constant of type Code in the source.
-func TestCodesAreAll(t *testing.T) {
+// Codes lists every constant of type Code in the source.
+func TestCodesListsEveryConstant(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "fault.go", nil, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -11,31 +11,31 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Aggregator sums what workers contribute and sends each sum, or the weights that
-// the store makes of it, the moment it is complete to every worker. Where a tensor's
-// rounds are each worker's own, it answers that worker alone. It lives on the receive
-// loop's thread.
+// Aggregator sums the workers' contributions. The moment a sum is complete, it sends
+// every worker the sum, or the weights that the store makes of it. If each worker has
+// rounds of its own (bounded, async), it answers each contribution to its worker alone.
+// The receive loop's thread makes all calls.
 type Aggregator struct {
 	workers []uint32 // node ids by rank
 	ranks   map[uint32]int
 	plane   DataPlane
 	pool    *aggregate.Pool
-	table   *aggregate.Table
+	slots   *aggregate.Slots
 	store   *store.Store
 	log     *slog.Logger
 	sums    []aggregate.Sum            // scratch
 	replies []store.Reply              // scratch
-	held    map[uint32][]aggregate.Sum // by tensor, where sums leave only when all of a tensor are there
+	held    map[uint32][]aggregate.Sum // by tensor: sums that wait for the tensor's last; nil: none has to wait
 }
 
-// NewAggregator makes the aggregator of a node; workers are node ids by rank.
-// Where hold is true the sums of a tensor wait for each other, as in systems that know
-// whole tensors only.
+// NewAggregator makes the aggregator of a node; workers are node ids by rank. With
+// hold, the sums of a tensor leave only when all of them are complete, as in systems
+// that send whole tensors only.
 func NewAggregator(workers []uint32, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
 	pool, now := aggregate.NewPool(), time.Now()
 	a := &Aggregator{
 		workers: workers, ranks: map[uint32]int{}, plane: plane, log: log,
-		pool: pool, table: aggregate.NewTable(len(workers), pool, now), store: store.New(len(workers), pool, now),
+		pool: pool, slots: aggregate.NewSlots(len(workers), pool, now), store: store.New(len(workers), pool, now),
 	}
 	for rank, id := range workers {
 		a.ranks[id] = rank
@@ -46,7 +46,7 @@ func NewAggregator(workers []uint32, plane DataPlane, hold bool, log *slog.Logge
 	return a
 }
 
-// rank gives a worker's rank, -1 for other nodes, which the table refuses.
+// rank returns a worker's rank, -1 for other nodes, which aggregate.Slots refuses.
 func (a *Aggregator) rank(node uint32) int {
 	if rank, ok := a.ranks[node]; ok {
 		return rank
@@ -54,35 +54,36 @@ func (a *Aggregator) rank(node uint32) int {
 	return -1
 }
 
-// add takes a contribution; see aggregate.Table.Add for payload and owned.
+// add takes a contribution; see aggregate.Slots.Add for payload and owned.
 func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
 	rank := a.rank(node)
-	if h.Round > 0 && h.Policy() != wire.Sync {
+	if h.Round > 0 && h.Policy != wire.Sync {
 		return a.push(rank, h, payload, owned)
 	}
 	var err error
 	a.sums = a.sums[:0]
 	if h.Kind == wire.Empty {
-		a.sums, err = a.table.AddEmpty(rank, h, a.sums)
-	} else if sum, done, e := a.table.Add(rank, h, payload, owned); done {
+		a.sums, err = a.slots.AddEmpty(rank, h, a.sums)
+	} else if sum, done, e := a.slots.Add(rank, h, payload, owned); done {
 		a.sums = append(a.sums, sum)
 	} else {
 		err = e
 	}
-	return a.complete(h, a.tolerate(err))
+	return a.complete(h, a.ignoreStale(err))
 }
 
-// complete sends a.sums, or the weights that they lead to, which the contribution h has made complete. err is what came before.
+// complete sends a.sums, which the contribution h has completed, or the weights that they lead to. It returns the last
+// error of the store, else err.
 func (a *Aggregator) complete(h *wire.Header, err error) error {
 	for i := range a.sums {
 		if e := a.store.Complete(&a.sums[i]); e != nil {
-			a.sums[i].Header.Run = 0 // and is no more
+			a.sums[i].Header.Run = 0 // it is not sent
 			err = e
 		}
 	}
 	for i := 0; i < len(a.sums); {
 		sum := &a.sums[i]
-		for i++; i < len(a.sums) && follows(&sum.Header, &a.sums[i].Header); i++ {
+		for i++; i < len(a.sums) && canMerge(&sum.Header, &a.sums[i].Header); i++ {
 			sum.Header.Run++
 		}
 		switch {
@@ -90,25 +91,25 @@ func (a *Aggregator) complete(h *wire.Header, err error) error {
 		case a.held != nil && h.Kind == wire.Contrib:
 			a.hold(sum, h.Flags&wire.FlagLast != 0)
 		default:
-			a.spread(sum)
+			a.sendToAll(sum)
 		}
 	}
 	return err
 }
 
-// follows tells whether what next says of its packet of a table can be said together with what h says of its own.
-func follows(h, next *wire.Header) bool {
+// canMerge reports whether next, about a packet of a table, can be merged into the header h by adding 1 to h.Run.
+func canMerge(h, next *wire.Header) bool {
 	return h.Codec == wire.CodecRows && next.Codec == wire.CodecRows && h.Run > 0 && next.Run == 1 &&
 		h.Tensor == next.Tensor && h.Round == next.Round && h.Packet+h.Run == next.Packet && h.Run < wire.MaxRun
 }
 
-// push applies a contribution to a tensor whose rounds are each worker's own.
+// push applies a contribution to a tensor of which each worker has rounds of its own.
 func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
 	replies, err := a.store.Push(rank, h, payload, owned, a.replies[:0])
 	a.replies = replies
 	for i := 0; i < len(replies); {
 		r := &replies[i]
-		for i++; i < len(replies) && replies[i].Rank == r.Rank && follows(&r.Header, &replies[i].Header); i++ {
+		for i++; i < len(replies) && replies[i].Rank == r.Rank && canMerge(&r.Header, &replies[i].Header); i++ {
 			r.Header.Run++
 		}
 		m := transport.Outgoing{Header: r.Header}
@@ -120,8 +121,8 @@ func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggre
 	return err
 }
 
-// hold keeps a sum until the last of its tensor is there. A sender's packets come in
-// order, so all the others are, then.
+// hold keeps a sum until that of the tensor's last packet is complete. A worker's packets
+// come in order, so all the others are complete then.
 func (a *Aggregator) hold(sum *aggregate.Sum, last bool) {
 	tensor := sum.Header.Tensor
 	a.held[tensor] = append(a.held[tensor], *sum)
@@ -129,20 +130,21 @@ func (a *Aggregator) hold(sum *aggregate.Sum, last bool) {
 		return
 	}
 	for i := range a.held[tensor] {
-		a.spread(&a.held[tensor][i])
+		a.sendToAll(&a.held[tensor][i])
 	}
 	a.held[tensor] = a.held[tensor][:0]
 }
 
-func (a *Aggregator) tolerate(err error) error {
+// ignoreStale returns err, nil if it is about a round that is complete.
+func (a *Aggregator) ignoreStale(err error) error {
 	if err == aggregate.ErrStale {
 		return nil
 	}
 	return err
 }
 
-// spread sends a sum to every worker, straight from the slot's buffer.
-func (a *Aggregator) spread(sum *aggregate.Sum) {
+// sendToAll sends a sum to every worker, straight from the slot's buffer.
+func (a *Aggregator) sendToAll(sum *aggregate.Sum) {
 	m := transport.Outgoing{Header: sum.Header}
 	if sum.Buffer != nil {
 		m.Data, m.Owner = sum.Buffer.Bytes, sum.Buffer
@@ -153,9 +155,10 @@ func (a *Aggregator) spread(sum *aggregate.Sum) {
 	}
 }
 
-// tick tells workers whose round stalls whom it waits for.
+// tick sends the workers of each round that stalls the names of those whose contributions are missing.
 func (a *Aggregator) tick(now time.Time) {
-	for _, stall := range append(a.table.Tick(now), a.store.Tick(now)...) {
+	a.pool.Tick()
+	for _, stall := range append(a.slots.Tick(now), a.store.Tick(now)...) {
 		var nodes []byte
 		for _, rank := range stall.Missing[:min(len(stall.Missing), wire.PacketBytes/4)] {
 			nodes = binary.LittleEndian.AppendUint32(nodes, a.workers[rank])

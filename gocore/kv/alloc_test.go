@@ -25,7 +25,9 @@ func (l *loop) deliver(t *testing.T) {
 		h := m.Header
 		for at := 0; at == 0 || at < len(m.Data); at += wire.PacketBytes {
 			payload := m.Data[at:min(at+wire.PacketBytes, len(m.Data))]
-			h.RawLen, h.WireLen = uint32(len(payload)), uint32(len(payload))
+			if h.WireLen = uint32(len(payload)); h.WireLen > 0 {
+				h.RawLen = h.WireLen
+			}
 			if err := l.handler.Local(&h, payload); err != nil {
 				t.Fatal(err)
 			}
@@ -42,13 +44,13 @@ func (l *loop) deliver(t *testing.T) {
 // roundAllocations counts the allocations of a round, with all its ticket's life.
 func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store.Rule, round func(w *Worker, array []byte) (*Ticket, error)) float64 {
 	l := &loop{queue: make([]transport.Outgoing, 0, 1000)}
-	shares, err := plan.New(1, []plan.Share{{Node: 9, Share: 1}})
+	shares, err := plan.New([]plan.Share{{Node: 9, Share: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := NewWorker(WorkerConfig{
 		Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
-		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) },
+		Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }),
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)
@@ -57,7 +59,7 @@ func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store
 			t.Fatal(err)
 		}
 		l.deliver(t)
-		if done, err := w.Tickets.Wait(ticket.ID, 0); !done || err != nil {
+		if done, err := ticket.Wait(0); !done || err != nil {
 			t.Fatal(done, err)
 		}
 	}

@@ -1,7 +1,9 @@
 package kv
 
 import (
+	"container/list"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -11,43 +13,46 @@ import (
 	"fptps/gocore/wire"
 )
 
-// ask is one question to one aggregator. It has exactly one answer.
+// ask is one request to one aggregator, beside the rounds. It gets exactly one answer.
 type ask struct {
 	of     *inquiry
 	node   uint32
 	lane   int
-	header wire.Header // what is asked; the number is filled in
+	header wire.Header // put sets its number
 	data   []byte
-	into   []byte // where the answer's payload goes, all of it; nil: into memory of its own
-	rows   []int  // AskRows: which of the caller's rows it is for
+	into   []byte // memory for the whole payload of the answer; nil: the answer gets memory of its own
+	rows   []int  // of AskRows: indices of the caller's rows
 }
 
-// inquiry is what one operation asks, of one aggregator or of many: its ticket ends with the last answer.
+// inquiry is an operation that consists of asks, to one aggregator or to many: its ticket ends with the last answer.
 type inquiry struct {
-	about  string // what is asked, for texts: "the optimiser of key 5"
+	about  string // its subject in texts: "the optimiser of key 5"
 	take   func(a *ask, payload []byte) error
-	ended  func() []sending // what follows, with the worker's lock held; nil: nothing
-	memory []byte           // of the caller, noted in flights; nil: none
+	then   func() []sending // called at the end, with the worker's lock held; nil: none
+	memory []byte           // of the caller, recorded in flights; nil: none
 
 	worker *Worker
 	ticket *Ticket
 	after  *operation // the asks are sent when this one has ended; nil: at once
 	asks   int
-	left   int          // asks without an answer
-	queued atomic.Int32 // asks that the transport still refers to
-	heard  time.Time    // when the last answer came, to the second
-	told   time.Time    // when the log last said that none comes
-	err    error        // the first refusal
+	left   int            // asks without an answer
+	silent map[uint32]int // unanswered asks of each node that has some
+	place  *list.Element  // in asks.waiting; nil while it is not in there
+	queued atomic.Int32   // asks that the transport still refers to
+	latest time.Time      // when the last answer came, to the second
+	err    error          // the first refusal
 }
 
-// asks is what a worker has asked and not yet heard. It is empty but for the time between inquire and the last answer.
+// asks holds a worker's unanswered asks.
 type asks struct {
-	last uint64
-	open map[uint64]*ask
+	last    uint64
+	open    map[uint64]*ask
+	waiting list.List // the inquiries of open, in the order of their latest answers
+	logged  time.Time // when the log last named one
 }
 
-// ask asks about a key what question makes of its tensor, and gives the ticket of it all.
-func (w *Worker) ask(key uint64, i *inquiry, question func(t *tensor) ([]*ask, error)) (ticket *Ticket, err error) {
+// ask sends the asks that build returns for the tensor of key, and returns the inquiry's ticket.
+func (w *Worker) ask(key uint64, i *inquiry, build func(t *tensor) ([]*ask, error)) (ticket *Ticket, err error) {
 	w.step(func() (e effects) {
 		var t *tensor
 		var all []*ask
@@ -59,7 +64,7 @@ func (w *Worker) ask(key uint64, i *inquiry, question func(t *tensor) ([]*ask, e
 				return e
 			}
 		}
-		if all, err = question(t); err != nil {
+		if all, err = build(t); err != nil {
 			if i.memory != nil {
 				w.mu.flights.leave(i.memory, nil)
 			}
@@ -72,28 +77,29 @@ func (w *Worker) ask(key uint64, i *inquiry, question func(t *tensor) ([]*ask, e
 	return ticket, err
 }
 
-// inquire sends asks, at least one; their inquiry gets its ticket. The lock is held.
+// inquire opens an inquiry and sends its asks, at least one. The lock is held.
 func (w *Worker) inquire(i *inquiry, all []*ask) effects {
 	w.open(i, all)
 	return effects{sends: w.put(i, all)}
 }
 
-// open gives the inquiry that is going to be made of asks its ticket.
+// open makes the ticket of an inquiry whose asks will be sent.
 func (w *Worker) open(i *inquiry, all []*ask) {
 	i.worker, i.asks, i.left = w, len(all), len(all)
 	i.queued.Store(int32(len(all)))
-	i.ticket = w.Tickets.New(func() string { return w.explainInquiry(i) })
+	i.ticket = w.Tickets.New(func() Waiting { return w.explainInquiry(i) })
 }
 
 // put sends the asks of an inquiry.
 func (w *Worker) put(i *inquiry, all []*ask) []sending {
-	i.heard, i.told = w.mu.now, w.mu.now
+	i.latest, i.silent, i.place = w.mu.now, map[uint32]int{}, w.mu.asks.waiting.PushBack(i)
 	sends := make([]sending, len(all))
 	for n, a := range all {
 		a.of = i
+		i.silent[a.node]++
 		w.mu.asks.last++
-		a.header.Kind, a.header.Round, a.header.Run = wire.Ask, w.mu.asks.last, 1
-		w.mu.asks.open[a.header.Round] = a
+		a.header.Kind, a.header.Number, a.header.Run = wire.Ask, w.mu.asks.last, 1
+		w.mu.asks.open[a.header.Number] = a
 		sends[n] = sending{a.node, a.lane, a.header, a.data, i}
 	}
 	return sends
@@ -116,21 +122,22 @@ func (i *inquiry) end() effects {
 	if i.memory != nil {
 		i.worker.mu.flights.leave(i.memory, nil)
 	}
-	if i.ended != nil {
-		e.sends = i.ended()
+	if i.then != nil {
+		e.sends = i.then()
 	}
+	i.memory, i.take, i.then = nil, nil, nil // the ticket, which refers to i, may be kept for long
 	return e
 }
 
-// find gives the ask that h of node answers; nil where there is none, or not any more.
+// find returns the unanswered ask that the answer h of node belongs to; nil if there is none.
 func (s *asks) find(node uint32, h *wire.Header) *ask {
-	if a := s.open[h.Round]; a != nil && a.node == node && a.header.Op == h.Op {
+	if a := s.open[h.Number]; a != nil && a.node == node && a.header.Op == h.Op {
 		return a
 	}
 	return nil
 }
 
-// place says where an answer is read to; nil where nobody wants it.
+// place returns the memory for an answer's payload; nil if no ask waits for the answer.
 func (s *asks) place(node uint32, h *wire.Header) []byte {
 	a := s.find(node, h)
 	switch {
@@ -142,26 +149,41 @@ func (s *asks) place(node uint32, h *wire.Header) []byte {
 	return make([]byte, h.WireLen)
 }
 
-// answered takes an answer that landed where place said. What nobody has asked is dropped.
+// answered handles an answer whose payload is in the memory that place has returned. An answer without an ask is dropped.
 func (w *Worker) answered(node uint32, h *wire.Header, payload []byte) {
 	w.step(func() effects {
 		a := w.mu.asks.find(node, h)
 		if a == nil {
 			return effects{}
 		}
-		delete(w.mu.asks.open, h.Round)
+		delete(w.mu.asks.open, h.Number)
 		i := a.of
-		i.left--
-		i.heard = w.mu.now
-		if err := a.hear(h, payload); err != nil && i.err == nil {
+		w.mu.asks.record(a, w.mu.now)
+		if err := a.accept(h, payload); err != nil && i.err == nil {
 			i.err = err
 		}
 		return i.end()
 	})
 }
 
-// hear hands the answer to the inquiry.
-func (a *ask) hear(h *wire.Header, payload []byte) error {
+// record records that an ask has its answer.
+func (s *asks) record(a *ask, now time.Time) {
+	i := a.of
+	i.left--
+	i.latest = now
+	if i.silent[a.node]--; i.silent[a.node] == 0 {
+		delete(i.silent, a.node)
+	}
+	if i.left > 0 {
+		s.waiting.MoveToBack(i.place)
+		return
+	}
+	s.waiting.Remove(i.place)
+	i.place = nil
+}
+
+// accept passes an answer to the inquiry.
+func (a *ask) accept(h *wire.Header, payload []byte) error {
 	i := a.of
 	switch {
 	case h.Flags&wire.FlagRefused != 0:
@@ -174,7 +196,7 @@ func (a *ask) hear(h *wire.Header, payload []byte) error {
 	return nil
 }
 
-// refusal is the error that an aggregator sent as text; its code is in front.
+// refusal parses the error that an aggregator sent as a text, which begins with the code.
 func refusal(about, name, text string) error {
 	code, rest, found := strings.Cut(text, ": ")
 	if !found || !slices.Contains(fault.Codes(), fault.Code(code)) {
@@ -183,55 +205,57 @@ func refusal(about, name, text string) error {
 	return fault.New(fault.Code(code), "%s: %s: %s", about, name, rest)
 }
 
-// explainInquiry says in one line what an inquiry waits for.
-func (w *Worker) explainInquiry(i *inquiry) string {
+// explainInquiry describes why an inquiry has not ended.
+func (w *Worker) explainInquiry(i *inquiry) Waiting {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case i.after != nil && !i.after.whole:
-		return i.about + ": first the push before it: " + w.waitsFor(i.after)
+		first := w.waitsFor(i.after)
+		first.Text = i.about + ": first the push before it: " + first.Text
+		return first
 	case i.left == 0:
-		return i.about + ": all answers are here, the last bytes are being sent"
+		return Waiting{Text: i.about + ": all answers are here, the last bytes are being sent"}
 	}
-	return fmt.Sprintf("%s: %d of %d answers are here; missing: %s", i.about, i.asks-i.left, i.asks, strings.Join(w.silent(i), ", "))
+	missing := w.missing(i)
+	return Waiting{
+		Text:  fmt.Sprintf("%s: %d of %d answers are here; missing: %s", i.about, i.asks-i.left, i.asks, strings.Join(missing, ", ")),
+		About: fault.About{Missing: missing},
+	}
 }
 
-// silent is who has yet to answer.
-func (w *Worker) silent(i *inquiry) []string {
-	var nodes []uint32
-	for _, a := range w.mu.asks.open {
-		if a.of == i && !slices.Contains(nodes, a.node) {
-			nodes = append(nodes, a.node)
-		}
-	}
-	slices.Sort(nodes)
-	names := make([]string, len(nodes))
-	for n, node := range nodes {
-		names[n] = w.Name(node)
+// missing names the nodes with unanswered asks.
+func (w *Worker) missing(i *inquiry) (names []string) {
+	for _, node := range slices.Sorted(maps.Keys(i.silent)) {
+		names = append(names, w.Name(node))
 	}
 	return names
 }
 
-// tickAsks logs inquiries of which nothing is heard any more.
+// tickAsks logs the inquiry that has been without an answer for longest, from LogAfter on. It inspects no other.
 func (w *Worker) tickAsks(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, a := range w.mu.asks.open {
-		i := a.of
-		if now.Sub(i.heard) >= LogAfter && now.Sub(i.told) >= LogAfter {
-			i.told = now
-			w.Log.Warn(fmt.Sprintf("no answer for %.0f s", now.Sub(i.heard).Seconds()), "about", i.about, "missing", strings.Join(w.silent(i), ", "))
-		}
+	s := &w.mu.asks
+	if s.waiting.Len() == 0 || now.Sub(s.logged) < LogAfter {
+		return
 	}
+	i := s.waiting.Front().Value.(*inquiry)
+	if now.Sub(i.latest) < LogAfter {
+		return
+	}
+	s.logged = now
+	w.Log.Warn(fmt.Sprintf("no answer for %.0f s", now.Sub(i.latest).Seconds()), "about", i.about, "missing", strings.Join(w.missing(i), ", "), "other_questions", s.waiting.Len()-1)
 }
 
 // fail ends every inquiry; the lock is held.
 func (s *asks) fail(err error) (ended []*Ticket) {
 	for _, a := range s.open {
 		i := a.of
-		i.err, i.left, i.ended = err, 0, nil
+		i.err, i.left, i.then = err, 0, nil
 		ended = append(ended, i.end().ended...)
 	}
 	clear(s.open)
+	s.waiting.Init()
 	return ended
 }

@@ -1,11 +1,14 @@
 package kv
 
 import (
+	"bytes"
 	"log/slog"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/transport"
@@ -31,8 +34,8 @@ func (d *desk) asking(i *inquiry, nodes ...uint32) *Ticket {
 // reply brings the answer to ask number n from a node.
 func (d *desk) reply(node uint32, n uint64, flags uint8, payload []byte) {
 	d.t.Helper()
-	h := wire.Header{Kind: wire.Answer, Op: wire.AskRule, Flags: flags, Tensor: 1, Run: 1, Round: n, RawLen: uint32(len(payload)), WireLen: uint32(len(payload))}
-	var l transport.Landing
+	h := wire.Header{Kind: wire.Answer, Op: wire.AskRule, Flags: flags, Tensor: 1, Run: 1, Number: n, RawLen: uint32(len(payload)), WireLen: uint32(len(payload))}
+	var l transport.Destination
 	if len(payload) > 0 {
 		var err error
 		if l, err = d.handler.Place(node, &h); err != nil {
@@ -53,7 +56,7 @@ func TestTicketEndsWithTheLastAnswer(t *testing.T) {
 		return nil
 	}}, 8, 10)
 	for n, p := range d.sent {
-		want := wire.Header{Kind: wire.Ask, Op: wire.AskRule, Tensor: 1, Run: 1, Round: uint64(n + 1), Plan: 1}
+		want := wire.Header{Kind: wire.Ask, Op: wire.AskRule, Tensor: 1, Run: 1, Number: uint64(n + 1)}
 		if p.Header != want || p.node != uint32(8+2*n) || string(p.Data) != "\x01" {
 			t.Errorf("asked node %d %+v with %q", p.node, p.Header, p.Data)
 		}
@@ -93,7 +96,7 @@ func TestAnswerLandsInTheCallersMemory(t *testing.T) {
 	}
 }
 
-func TestRefusalOfAQuestion(t *testing.T) {
+func TestRefusalOfAnAsk(t *testing.T) {
 	for payload, want := range map[string]struct {
 		code fault.Code
 		text string
@@ -114,7 +117,7 @@ func TestRefusalOfAQuestion(t *testing.T) {
 		}
 		d.letGo()
 		d.reply(8, 1, wire.FlagRefused, []byte(payload))
-		done, err := d.Tickets.Wait(ticket.ID, 0)
+		done, err := ticket.Wait(0)
 		if !done || fault.CodeOf(err) != want.code || err.Error() != want.text || string(memory) != "......" {
 			t.Errorf("%q: done %v, code %s, error %v, memory %q", payload, done, fault.CodeOf(err), err, memory)
 		}
@@ -138,9 +141,9 @@ func TestAnswerOfAnotherLengthIsAnError(t *testing.T) {
 	}
 }
 
-func TestFailEndsQuestions(t *testing.T) {
+func TestFailEndsAsks(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	ticket := d.asking(&inquiry{ended: func() []sending {
+	ticket := d.asking(&inquiry{then: func() []sending {
 		t.Error("goes on after the failure")
 		return nil
 	}}, 8, 10)
@@ -151,10 +154,10 @@ func TestFailEndsQuestions(t *testing.T) {
 	d.reply(10, 2, 0, []byte("late"))
 }
 
-// What follows the last answer is sent when it is here, and not before.
-func TestWhatFollowsTheLastAnswer(t *testing.T) {
+// The messages of inquiry.then are sent when the last answer has come, and not before.
+func TestThenIsCalledAfterTheLastAnswer(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	ticket := d.asking(&inquiry{ended: func() []sending { return []sending{{node: 12}} }}, 8)
+	ticket := d.asking(&inquiry{then: func() []sending { return []sending{{node: 12}} }}, 8)
 	d.letGo()
 	d.reply(8, 1, 0, nil)
 	if len(d.sent) != 1 || d.sent[0].node != 12 {
@@ -188,6 +191,59 @@ func TestSilenceIsLogged(t *testing.T) {
 	d.ended(ticket, "")
 }
 
+// TestOneSilenceIsLogged: a tick speaks of the inquiry that has heard nothing for longest, and looks at no other.
+func TestOneSilenceIsLogged(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	now := time.Now()
+	d.handler.Tick(now)
+	for range 3 {
+		d.asking(&inquiry{}, 8, 10)
+	}
+	d.handler.Tick(now.Add(time.Second))
+	d.reply(8, 1, 0, nil) // to the first
+	for after, logged := range []string{4: "", 5: `msg="no answer for 5 s" about="the news of key 1" missing="server 0, server 1" other_questions=2`} {
+		d.log.Reset()
+		d.handler.Tick(now.Add(time.Duration(after) * time.Second))
+		if got := d.log.String(); strings.Count(got, "level=WARN") != min(len(logged), 1) || !strings.Contains(got, logged) {
+			t.Errorf("after %d s the log is %q", after, got)
+		}
+	}
+	for n, node := range []uint32{10, 8, 10, 8, 10} {
+		d.reply(node, uint64(n+2), 0, nil)
+	}
+	if d.mu.asks.waiting.Len() != 0 {
+		t.Errorf("%d inquiries wait, and all are answered", d.mu.asks.waiting.Len())
+	}
+}
+
+// TestEndedInquiryReleasesMemory: the ticket of an ended inquiry refers to none of the caller's memory.
+func TestEndedInquiryReleasesMemory(t *testing.T) {
+	d := newDesk(t, 0).ready(1)
+	answered := func() (*Ticket, []weak.Pointer[byte]) {
+		memory, taken := bytes.Repeat([]byte("x"), 1<<10), make([]byte, 1<<10)
+		if err := d.mu.flights.take(1, memory, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		ticket := d.asking(&inquiry{memory: memory, take: func(_ *ask, payload []byte) error {
+			copy(taken, payload)
+			return nil
+		}}, 8)
+		d.letGo()
+		d.reply(8, 1, 0, bytes.Repeat([]byte("y"), 1<<10))
+		return ticket, []weak.Pointer[byte]{weak.Make(&memory[0]), weak.Make(&taken[0])}
+	}
+	ticket, used := answered()
+	d.ended(ticket, "")
+	runtime.GC()
+	for i, p := range used {
+		if p.Value() != nil {
+			t.Errorf("memory %d is kept", i)
+		}
+	}
+	runtime.KeepAlive(ticket)
+	runtime.KeepAlive(d)
+}
+
 // answers keeps what an aggregator answers.
 type answers []posting
 
@@ -198,11 +254,11 @@ func (s *answers) Send(node uint32, m transport.Outgoing) {
 	}
 }
 
-func TestUnknownQuestionIsRefused(t *testing.T) {
+func TestUnknownAskIsRefused(t *testing.T) {
 	var sent answers
 	a := NewAggregator([]uint32{9, 11}, &sent, false, slog.New(slog.DiscardHandler))
 	h := Handler{Self: 8, Aggregator: a}
-	header := wire.Header{Kind: wire.Ask, Op: 99, Tensor: 1, Packet: 2, Run: 1, Round: 3, Priority: 4, RawLen: 5, WireLen: 5}
+	header := wire.Header{Kind: wire.Ask, Op: 99, Tensor: 1, Packet: 2, Run: 1, Number: 3, Priority: 4, RawLen: 5, WireLen: 5}
 	put := func(node uint32) error {
 		l, err := h.Place(node, &header)
 		if err == nil {
@@ -213,11 +269,11 @@ func TestUnknownQuestionIsRefused(t *testing.T) {
 	if err := put(11); err != nil {
 		t.Fatal(err)
 	}
-	want := wire.Header{Kind: wire.Answer, Flags: wire.FlagRefused, Op: 99, Tensor: 1, Packet: 2, Run: 1, Round: 3, Priority: 4}
+	want := wire.Header{Kind: wire.Answer, Flags: wire.FlagRefused, Op: 99, Tensor: 1, Packet: 2, Run: 1, Number: 3, Priority: 4}
 	if len(sent) != 1 || sent[0].node != 11 || sent[0].Header != want || string(sent[0].Data) != "value: this aggregator does not know operation 99" {
 		t.Errorf("answered %+v", sent)
 	}
-	if err := put(13); err == nil || !strings.Contains(err.Error(), "no worker") {
+	if err := put(13); err == nil || !strings.Contains(err.Error(), "not a worker") {
 		t.Errorf("a node that is no worker asks: %v", err)
 	}
 	if a.pool.Lent() != 0 {

@@ -33,15 +33,15 @@ type posting struct {
 
 func newDesk(t *testing.T, rank int) *desk {
 	d := &desk{t: t}
-	shares, err := plan.New(1, []plan.Share{{Node: 8, Share: 1}})
+	shares, err := plan.New([]plan.Share{{Node: 8, Share: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.Worker = NewWorker(WorkerConfig{
 		Rank: rank, Plan: shares, Lanes: []DataPlane{d}, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
-		Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
+		Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
 			d.declares = append(d.declares, done)
-		},
+		}),
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },
 	})
 	d.handler = Handler{Self: 9, Worker: d.Worker}
@@ -72,13 +72,13 @@ func (d *desk) ready(keys ...uint64) *desk {
 		ticket := d.must(d.Init(key, wire.Uint8, wire.Sync, make([]byte, size)))
 		d.declare(key, nil)
 		d.letGo()
-		d.sums(key, 0)
+		d.initialised(key)
 		d.ended(ticket, "")
 	}
 	return d
 }
 
-// must is for an operation that is possible.
+// must fails the test if an operation is refused.
 func (d *desk) must(ticket *Ticket, err error) *Ticket {
 	d.t.Helper()
 	if err != nil {
@@ -87,7 +87,7 @@ func (d *desk) must(ticket *Ticket, err error) *Ticket {
 	return ticket
 }
 
-// refused is for an operation that is not.
+// refused checks that an operation is refused.
 func (d *desk) refused(code fault.Code, ticket *Ticket, err error) {
 	d.t.Helper()
 	if err == nil || ticket != nil || fault.CodeOf(err) != code {
@@ -114,16 +114,16 @@ func (d *desk) pull(key uint64, array []byte) *Ticket {
 // "", without one.
 func (d *desk) ended(ticket *Ticket, code fault.Code) {
 	d.t.Helper()
-	done, err := d.Tickets.Wait(ticket.ID, 0)
+	done, err := ticket.Wait(0)
 	if !done || (err == nil) != (code == "") || err != nil && fault.CodeOf(err) != code {
-		d.t.Errorf("ticket %d: done %v, error %v; expected %q", ticket.ID, done, err, code)
+		d.t.Errorf("ticket: done %v, error %v; expected %q", done, err, code)
 	}
 }
 
 func (d *desk) underWay(ticket *Ticket) {
 	d.t.Helper()
 	if ticket.Done() {
-		d.t.Errorf("ticket %d has ended already", ticket.ID)
+		d.t.Error("the ticket has ended already")
 	}
 }
 
@@ -134,6 +134,15 @@ func sum(key, round uint64) []byte {
 		b[i] = byte(17*key + 5*round + uint64(i/wire.PacketBytes))
 	}
 	return b
+}
+
+// initialised has the replies to an Init arrive, which are empty.
+func (d *desk) initialised(key uint64) {
+	d.t.Helper()
+	for p := range uint32(3) {
+		raw := uint32(min(wire.PacketBytes, size-int(p)*wire.PacketBytes))
+		d.arrive(wire.Header{Kind: wire.Sum, Tensor: uint32(key), Packet: p, RawLen: raw}, nil)
+	}
 }
 
 // sums has sums arrive: the packets that are named, else all.
@@ -156,7 +165,7 @@ func (d *desk) arrive(h wire.Header, payload []byte) {
 	if h.DType == 0 {
 		h.DType = wire.Uint8
 	}
-	var l transport.Landing
+	var l transport.Destination
 	if payload != nil {
 		var err error
 		if l, err = d.handler.Place(8, &h); err != nil || len(l.Bytes) != len(payload) {
@@ -177,17 +186,17 @@ func (d *desk) holds(array []byte, key, round uint64) {
 	}
 }
 
-// explains checks what a ticket says that it waits for.
+// explains checks the text of a ticket's Explain.
 func (d *desk) explains(ticket *Ticket, want string) {
 	d.t.Helper()
-	if got := d.Tickets.Explain(ticket.ID); got != want {
-		d.t.Errorf("ticket %d explains %q, expected %q", ticket.ID, got, want)
+	if got := ticket.Explain().Text; got != want {
+		d.t.Errorf("ticket explains %q, expected %q", got, want)
 	}
 }
 
 // snapshot is all that an operation could change.
 func (d *desk) snapshot() string {
-	s := fmt.Sprint(d.mu.stats, d.mu.flights.list, len(d.sent), len(d.declares), len(d.Tickets.mu.open), d.Tickets.mu.ended)
+	s := fmt.Sprint(d.mu.stats, d.mu.flights.list, len(d.sent), len(d.declares), d.Tickets.mu.open)
 	for _, key := range []uint64{1, 2, 3} {
 		if t := d.mu.byKey[key]; t != nil {
 			s += fmt.Sprintf("; %d: %p %p %d %d %d", key, t.last, t.active, len(t.queue), t.next, t.readers)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestClash: workers that ask for different operations get no sum but an error,
-// those who pull too, and the next round is a good one.
+// its pulls too, and the next round ends well.
 func TestClash(t *testing.T) {
 	for _, clashing := range [][]uint32{{0, 1, 2}, {1}, {2}} {
 		d := newDesk(t, 0).ready(1)
@@ -57,32 +57,31 @@ func TestDeclareError(t *testing.T) {
 	}
 	values := bytes.Repeat([]byte{3}, size)
 	second := d.must(d.Init(1, wire.Uint8, wire.Sync, values))
-	clear(values) // the caller's again
 	d.declare(1, nil)
 	if got := d.sent[0].Data; !bytes.Equal(got, bytes.Repeat([]byte{3}, size)) {
 		t.Error("init does not send the values that it was called with")
 	}
 	d.letGo()
-	d.sums(1, 0)
+	d.initialised(1)
 	d.ended(second, "")
 }
 
 // TestDeclaredAtOnce: the answer may come inside the call.
 func TestDeclaredAtOnce(t *testing.T) {
 	d := newDesk(t, 1)
-	d.Declare = func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }
+	d.Declare = each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) })
 	ticket := d.must(d.Init(1, wire.Uint8, wire.Sync, make([]byte, size)))
 	d.letGo()
-	d.sums(1, 0)
+	d.initialised(1)
 	d.ended(ticket, "")
-	d.Declare = func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
+	d.Declare = each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
 		done(0, fault.New(fault.Mismatch, "no"))
-	}
+	})
 	d.ended(d.must(d.Init(2, wire.Uint8, wire.Sync, make([]byte, size))), fault.Mismatch)
 }
 
-// TestFailEndsEverything: whatever waits, for whatever, hears the error; arrays are
-// free; what comes later is refused with the same error.
+// TestFailEndsEverything: every open ticket ends with the error, the arrays are free, and every later operation is
+// refused with the same error.
 func TestFailEndsEverything(t *testing.T) {
 	for _, released := range []bool{true, false} { // before Fail, or by the late end of a Send
 		d := newDesk(t, 0).ready(1, 2, 3)
@@ -112,9 +111,9 @@ func TestFailEndsEverything(t *testing.T) {
 		d.Fail(lost)
 		d.Fail(errors.New("a later error, which is not told"))
 		d.letGo()
-		for what, ticket := range waiting {
-			if done, err := d.Tickets.Wait(ticket.ID, 0); !done || err != error(lost) {
-				t.Errorf("%s: done %v, error %v", what, done, err)
+		for name, ticket := range waiting {
+			if done, err := ticket.Wait(0); !done || err != error(lost) {
+				t.Errorf("%s: done %v, error %v", name, done, err)
 			}
 		}
 		if len(d.mu.flights.list) != 0 {
@@ -127,7 +126,7 @@ func TestFailEndsEverything(t *testing.T) {
 		}
 		d.sums(1, 1, 0, 2)
 		d.sums(1, 2)
-		for what, do := range map[string]func(*desk) (*Ticket, error){
+		for name, do := range map[string]func(*desk) (*Ticket, error){
 			"init": func(d *desk) (*Ticket, error) { return d.Init(8, wire.Uint8, wire.Sync, a) }, "push": pushOf(1, a), "pull": pullTo(3, a),
 			"push_pull": pushPullOf(2, a, a), "skip": func(d *desk) (*Ticket, error) { return d.Skip(1) },
 			"info": func(d *desk) (*Ticket, error) {
@@ -136,17 +135,17 @@ func TestFailEndsEverything(t *testing.T) {
 			},
 		} {
 			if ticket, err := do(d); ticket != nil || err != error(lost) {
-				t.Errorf("%s afterwards: ticket %v, error %v", what, ticket, err)
+				t.Errorf("%s afterwards: ticket %v, error %v", name, ticket, err)
 			}
 		}
-		if len(d.Tickets.mu.open) != 0 {
-			t.Errorf("%d tickets are open at the end", len(d.Tickets.mu.open))
+		if d.Tickets.mu.open != 0 {
+			t.Errorf("%d tickets are open at the end", d.Tickets.mu.open)
 		}
 	}
 }
 
-// TestFailSparesWhatIsWhole: a push whose sum is here ends well, even if the
-// transport lets go of its array later.
+// TestFailSparesWhatIsWhole: a push whose sum is complete ends well, even if the
+// transport releases its array later.
 func TestFailSparesWhatIsWhole(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	push := d.push(1, make([]byte, size))
@@ -159,7 +158,7 @@ func TestFailSparesWhatIsWhole(t *testing.T) {
 }
 
 // TestSendAfterFail: an operation that had begun when Fail came hands its packets to
-// a transport that is closed, which lets go of them at once.
+// a transport that is closed, which releases them at once.
 func TestSendAfterFail(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	d.Lanes[0] = sender(func(_ uint32, m transport.Outgoing) {
@@ -169,7 +168,7 @@ func TestSendAfterFail(t *testing.T) {
 	d.ended(d.push(1, make([]byte, size)), fault.NodeLost)
 }
 
-// TestReleaseWhileSumsArrive is for the race detector: the send loop lets go of an
+// TestReleaseWhileSumsArrive is for the race detector: the send loop releases an
 // array while the receive loop takes a sum that is none.
 func TestReleaseWhileSumsArrive(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
@@ -203,8 +202,8 @@ func TestReleaseAndSumAtOnce(t *testing.T) {
 	d.ended(push, "")
 	o.queued.Add(1)
 	d.letGo() // Release, from the lock on
-	if id := d.Tickets.Reap(); id != 0 {
-		t.Errorf("ticket %d has ended again", id)
+	if n := d.Tickets.mu.open; n != 0 {
+		t.Errorf("%d tickets are open: one has ended twice", n)
 	}
 }
 
@@ -215,7 +214,7 @@ func TestExplain(t *testing.T) {
 	d.Waiting("key 2", []string{"worker 1", "worker 3"})
 	d.Waiting("barrier", []string{"worker 2"})
 	d.explains(pending, "key 2 waits until every worker has declared it; missing: worker 1, worker 3")
-	if got := d.WaitingFor("barrier") + d.WaitingFor("another barrier"); got != "worker 2" {
+	if got := append(d.WaitingFor("barrier"), d.WaitingFor("another barrier")...); !slices.Equal(got, []string{"worker 2"}) {
 		t.Errorf("the barrier waits for %q", got)
 	}
 	d.declare(2, nil)
@@ -227,7 +226,7 @@ func TestExplain(t *testing.T) {
 	for _, ticket := range []*Ticket{first, pull} {
 		d.explains(ticket, "key 1 round 1: the sums of 2 of 3 packets are here")
 	}
-	d.explains(next, "waits for the round before it: key 1 round 1: the sums of 2 of 3 packets are here")
+	d.explains(next, "waits for the operation before it: key 1 round 1: the sums of 2 of 3 packets are here")
 	d.sums(1, 1, 0)
 	for _, ticket := range []*Ticket{first, pull} {
 		d.explains(ticket, "key 1: the sum is here, the last bytes are being sent")
@@ -237,8 +236,8 @@ func TestExplain(t *testing.T) {
 	d.explains(first, "")
 }
 
-// TestPanicFreesTheLock: a bug that panics in the middle of a change leaves nobody
-// waiting for the worker's lock, and Fail still ends what is open.
+// TestPanicFreesTheLock: after a panic in the middle of a change no thread waits for
+// the worker's lock, and Fail still ends the open operations.
 func TestPanicFreesTheLock(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	push := d.push(1, make([]byte, size))

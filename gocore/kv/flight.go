@@ -7,12 +7,14 @@ import (
 	"fptps/gocore/fault"
 )
 
-// flights knows which memory of the caller is in use by operations that have not
-// ended. Ranges never overlap, with one exception that is safe: the pull of a
-// tensor may land in the array whose push it waits for, because a packet's sum
-// cannot arrive before its contribution has left.
+// flights holds the ranges of the callers' memory that operations under way use.
+// Ranges never overlap, with one exception: a pull may write to the array of the
+// push whose sum it waits for. That is safe, because a packet's sum cannot arrive
+// before its contribution has left.
 type flights struct {
-	list []flight // by address
+	list  []flight // by address
+	name  func(key uint64) string
+	about func(key uint64) fault.About
 }
 
 type flight struct {
@@ -22,8 +24,8 @@ type flight struct {
 	push     *operation // the push that reads the range, until it has ended
 }
 
-// take notes that an operation on key uses memory; pulls names the push whose sum
-// the operation wants, nil where it is no pull. Overlap is a Busy error.
+// take records that an operation on key uses memory. op is the push that reads it, nil
+// for a pull; pulls is the push whose sum a pull waits for, else nil. Overlap is a Busy error.
 func (f *flights) take(key uint64, memory []byte, op, pulls *operation) error {
 	from := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))
 	to := from + uintptr(len(memory))
@@ -37,14 +39,14 @@ func (f *flights) take(key uint64, memory []byte, op, pulls *operation) error {
 			same.users++
 			return nil
 		}
-		return fault.New(fault.Busy, "key %d: the array is still in flight with key %d: wait for that ticket first, or use another array",
-			key, same.key)
+		return fault.New(fault.Busy, "%s: the array is still in flight with %s: wait for that ticket first, or use another array",
+			f.name(key), f.name(same.key)).With(f.about(key))
 	}
 	f.list = slices.Insert(f.list, i, flight{from: from, to: to, key: key, users: 1, push: op})
 	return nil
 }
 
-// leave ends one use of memory: op's, nil where it is a pull's.
+// leave ends one use of memory: that of the push op, or of a pull if op is nil.
 func (f *flights) leave(memory []byte, op *operation) {
 	i := f.search(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
 	if f.list[i].users--; f.list[i].users == 0 {
@@ -54,7 +56,7 @@ func (f *flights) leave(memory []byte, op *operation) {
 	}
 }
 
-// search finds the first range that does not start below from.
+// search returns the index of the first range that does not start below from.
 func (f *flights) search(from uintptr) int {
 	i, _ := slices.BinarySearchFunc(f.list, from, func(fl flight, from uintptr) int {
 		switch {

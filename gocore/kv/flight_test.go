@@ -6,9 +6,10 @@ import (
 	"testing"
 
 	"fptps/gocore/fault"
+	"fptps/gocore/wire"
 )
 
-// use is one use of a range in the dumb list: from, to and who.
+// use is one use of a range in the simple list: from, to and the user.
 type use struct {
 	from, to int
 	push     *operation // it is pushed by
@@ -29,10 +30,10 @@ func allowed(uses []use, u use) bool {
 	return len(overlapping) == 1 && u.pulls != nil && o.push == u.pulls && o.from == u.from && o.to == u.to
 }
 
-func TestFlightsAgainstADumbList(t *testing.T) {
+func TestFlightsAgainstASimpleList(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 5))
-		var f flights
+		f := newFlights()
 		var uses []use
 		pushes := []*operation{{}, {}, {}}
 		took, refused := 0, 0
@@ -84,7 +85,7 @@ func TestFlightsAgainstADumbList(t *testing.T) {
 // TestPullOutlivesPush: the push of an array has ended while a pull still copies
 // into it; no other use may join.
 func TestPullOutlivesPush(t *testing.T) {
-	var f flights
+	f := newFlights()
 	array, push := memory[:8], &operation{}
 	if f.take(1, array, push, nil) != nil || f.take(1, array, nil, push) != nil {
 		t.Fatal("a push and its pull are refused")
@@ -96,5 +97,13 @@ func TestPullOutlivesPush(t *testing.T) {
 	f.leave(array, nil)
 	if err := f.take(2, array, push, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// newFlights has keys without names.
+func newFlights() flights {
+	return flights{
+		name:  func(key uint64) string { return wire.KeyText(key, "") },
+		about: func(key uint64) fault.About { return wire.AboutKey(key, "") },
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"fptps/gocore/wire"
 )
 
-// FuzzAsk: whatever is asked, there is one answer, nothing is lent for good, and what was there is not lost.
+// FuzzAsk: every ask gets one answer, all buffers come back, and the values in the store stay.
 func FuzzAsk(f *testing.F) {
 	rule := store.Rule{Kind: store.SGD, Rate: 0.5, Momentum: 0.9}.Text()
 	for op := wire.AskRule; op <= wire.AskRows; op++ {
 		for _, tensor := range []uint32{1, 2, 3, 4} {
-			f.Add(uint8(op), uint8(0), tensor, uint32(0), uint16(store.Part(store.ArrayValue, 0)), uint32(8), []byte("12345678"))
-			f.Add(uint8(op), uint8(0), tensor, uint32(1), uint16(store.Part(store.ArraySteps, 0)), uint32(8), make([]byte, 8))
+			f.Add(uint8(op), uint8(0), tensor, uint32(0), uint16(store.Chunk(store.ArrayValue, 0)), uint32(8), []byte("12345678"))
+			f.Add(uint8(op), uint8(0), tensor, uint32(1), uint16(store.Chunk(store.ArraySteps, 0)), uint32(8), make([]byte, 8))
 			f.Add(uint8(op), uint8(0), tensor, uint32(0), uint16(65535), uint32(wire.PacketBytes), rule)
 			f.Add(uint8(op), uint8(wire.CodecRows), tensor, uint32(0), uint16(0), uint32(24), []byte{0, 0, 7, 0, 9, 0})
 			f.Add(uint8(op), uint8(wire.CodecRows), tensor, uint32(0), uint16(0), uint32(8), []byte{0, 255})
@@ -29,16 +29,16 @@ func FuzzAsk(f *testing.F) {
 		a := NewAggregator([]uint32{9}, &sent, false, slog.New(slog.DiscardHandler))
 		h := Handler{Self: 8, Aggregator: a}
 		for id, dtype := range map[uint32]wire.DType{1: wire.Float32, 2: wire.Float16, 3: wire.Int8, 4: wire.Float32} {
-			first := wire.Header{Kind: wire.Empty, DType: dtype, Tensor: id, Run: 2, RawLen: 64, Contributors: uint16(wire.Async)}
+			first := wire.Header{Kind: wire.Empty, DType: dtype, Tensor: id, Run: 2, RawLen: 64, Policy: wire.Async}
 			if id == 4 {
 				first.Codec, first.RawLen = wire.CodecRows, wire.PacketBytes
 			}
-			if err := h.Arrived(9, &first, transport.Landing{}); err != nil {
+			if err := h.Arrived(9, &first, transport.Destination{}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		sent = nil
-		header := wire.Header{Kind: wire.Ask, Op: wire.Op(op), Codec: wire.Codec(codec), Tensor: tensor, Packet: packet, Run: 1, Round: 7, Contributors: part, RawLen: bytes}
+		header := wire.Header{Kind: wire.Ask, Op: wire.Op(op), Codec: wire.Codec(codec), Tensor: tensor, Packet: packet, Run: 1, Number: 7, Part: part, RawLen: bytes}
 		if len(payload) > 0 {
 			payload = payload[:min(len(payload), wire.PacketBytes)]
 			header.WireLen = uint32(len(payload))
@@ -51,7 +51,7 @@ func FuzzAsk(f *testing.F) {
 		if header.Get(encoded[:]) != nil {
 			return
 		}
-		var l transport.Landing
+		var l transport.Destination
 		if len(payload) > 0 {
 			var err error
 			if l, err = h.Place(9, &header); err != nil {
@@ -62,14 +62,14 @@ func FuzzAsk(f *testing.F) {
 		if err := h.Arrived(9, &header, l); err != nil {
 			t.Fatal(err)
 		}
-		if len(sent) != 1 || sent[0].Header.Kind != wire.Answer || sent[0].Header.Round != 7 || len(sent[0].Data) > wire.PacketBytes {
+		if len(sent) != 1 || sent[0].Header.Kind != wire.Answer || sent[0].Header.Number != 7 || len(sent[0].Data) > wire.PacketBytes {
 			t.Errorf("answered %+v", sent)
 		}
-		if a.pool.Lent() != a.store.Held() {
-			t.Errorf("%d buffers are lent, the store holds %d", a.pool.Lent(), a.store.Held())
+		if a.pool.Lent() != a.store.BufferCount() {
+			t.Errorf("%d buffers are lent, the store holds %d", a.pool.Lent(), a.store.BufferCount())
 		}
 		for id := uint32(1); id <= 4; id++ {
-			if b, err := a.store.Read(id, 0, store.Part(store.ArraySent, 0), 64); err != nil {
+			if b, err := a.store.Read(id, 0, store.Chunk(store.ArraySent, 0), 64); err != nil {
 				t.Errorf("tensor %d is lost: %v", id, err)
 			} else {
 				b.Release()
@@ -91,7 +91,7 @@ func FuzzContributions(f *testing.F) {
 		script = nil
 		for round := range uint64(3) {
 			for worker := range int32(2) {
-				dense := wire.Header{DType: wire.Float32, Tensor: 1, Round: round, Contributors: uint16(policy), Priority: worker}
+				dense := wire.Header{DType: wire.Float32, Tensor: 1, Round: round, Policy: policy, Priority: worker}
 				table := dense
 				table.Tensor, table.Codec = 2, wire.CodecRows
 				dense.Kind, table.Kind = wire.Contrib, wire.Contrib
@@ -117,7 +117,7 @@ func FuzzContributions(f *testing.F) {
 			}
 			payload := script[:header.WireLen]
 			script = script[header.WireLen:]
-			var l transport.Landing
+			var l transport.Destination
 			if len(payload) > 0 {
 				var err error
 				if l, err = h.Place(node, &header); err != nil {

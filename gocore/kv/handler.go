@@ -9,52 +9,53 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Handler is what a node does with packets: contributions go to its aggregator,
-// sums to its worker. Either may be nil.
+// Handler handles a node's packets: contributions go to its aggregator, sums
+// to its worker. Either may be nil.
 type Handler struct {
 	Self       uint32
 	Worker     *Worker
 	Aggregator *Aggregator
-	// OnLost is told that a connection ended; err is nil after a goodbye.
+	// OnLost is called when a connection has ended; err is nil after a goodbye.
 	OnLost func(node uint32, err error)
-	// OnFailed is told that the data plane itself broke.
+	// OnFailed is called when the data plane itself broke.
 	OnFailed func(err error)
 
-	unwanted [wire.PacketBytes]byte // where payloads go that nobody wants
+	unwanted [wire.PacketBytes]byte // receives payloads that no operation waits for
 }
 
 var _ transport.Handler = (*Handler)(nil)
 
-// Place says where a payload is read to: a pooled buffer for what the aggregator takes, the
-// array that wants it for a sum or an answer.
-func (d *Handler) Place(node uint32, h *wire.Header) (transport.Landing, error) {
+// Place returns the memory for a payload: a pooled buffer for the aggregator's packets, the
+// caller's array for a sum or an answer.
+func (d *Handler) Place(node uint32, h *wire.Header) (transport.Destination, error) {
 	switch {
 	case (h.Kind == wire.Contrib || h.Kind == wire.Ask) && d.Aggregator != nil:
 		b := d.Aggregator.pool.Get(int(h.WireLen))
-		return transport.Landing{Bytes: b.Bytes, Owner: b}, nil
+		return transport.Destination{Bytes: b.Bytes, Owner: b}, nil
 	case (h.Kind == wire.Sum || h.Kind == wire.Answer) && d.Worker != nil:
 		if region := d.Worker.place(node, h); region != nil {
-			return transport.Landing{Bytes: region}, nil
+			return transport.Destination{Bytes: region}, nil
 		}
-	case h.Kind == wire.Missing && d.Worker != nil: // rare; its bytes are read, so they are not shared between connections
-		return transport.Landing{Bytes: make([]byte, h.WireLen)}, nil
+	case h.Kind == wire.Missing && d.Worker != nil: // rare; needs memory of its own, since two connections may receive one at the same time
+		return transport.Destination{Bytes: make([]byte, h.WireLen)}, nil
 	default:
-		return transport.Landing{}, misplaced(node, h)
+		return transport.Destination{}, misplaced(node, h)
 	}
-	return transport.Landing{Bytes: d.unwanted[:h.WireLen]}, nil
+	return transport.Destination{Bytes: d.unwanted[:h.WireLen]}, nil
 }
 
 func misplaced(node uint32, h *wire.Header) error {
 	return fmt.Errorf("node %d sent a packet of kind %d, which this node does not take", node, h.Kind)
 }
 
-// Arrived takes a packet whose payload is whole.
-func (d *Handler) Arrived(node uint32, h *wire.Header, l transport.Landing) error {
+// Arrived handles a complete packet.
+func (d *Handler) Arrived(node uint32, h *wire.Header, l transport.Destination) error {
 	owned, _ := l.Owner.(*aggregate.Buffer)
 	return d.take(node, h, l.Bytes, owned)
 }
 
-// Local takes a packet that this node sent to itself; payload is read during the call only.
+// Local handles a packet of this node to itself. It reads payload during the call only, that of a contribution until the
+// round is complete: until then the worker keeps the array, since the sum is not whole.
 func (d *Handler) Local(h *wire.Header, payload []byte) error {
 	if (h.Kind == wire.Sum || h.Kind == wire.Answer) && len(payload) > 0 {
 		region := d.Worker.place(d.Self, h)
@@ -75,10 +76,12 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 		d.Worker.sum(node, h, payload)
 		return nil
 	case h.Kind == wire.Missing && d.Worker != nil:
-		d.Worker.told(h, payload)
+		d.Worker.noteMissing(h, payload)
 		return nil
+	case h.Kind == wire.Want && d.Aggregator != nil:
+		return d.Aggregator.sendValues(node, h)
 	case h.Kind == wire.Ask && d.Aggregator != nil:
-		return d.Aggregator.asked(node, h, payload, owned)
+		return d.Aggregator.answer(node, h, payload, owned)
 	case h.Kind == wire.Answer && d.Worker != nil:
 		d.Worker.answered(node, h, payload)
 		return nil
@@ -86,10 +89,10 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 	return misplaced(node, h)
 }
 
-// Lost passes on that a connection ended.
+// Lost calls OnLost.
 func (d *Handler) Lost(node uint32, err error) { d.OnLost(node, err) }
 
-// Tick lets aggregator and worker look for rounds that stall.
+// Tick lets the aggregator and the worker find rounds that stall.
 func (d *Handler) Tick(now time.Time) {
 	if d.Aggregator != nil {
 		d.Aggregator.tick(now)
@@ -99,5 +102,5 @@ func (d *Handler) Tick(now time.Time) {
 	}
 }
 
-// Failed passes on that the data plane broke.
+// Failed calls OnFailed.
 func (d *Handler) Failed(err error) { d.OnFailed(err) }

@@ -54,7 +54,6 @@ func (p *slowPlane) carry(node uint32, lane chan transport.Outgoing, rng *rand.R
 		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
 		p.DataPlane.Send(node, m)
 		if contributes := m.Header.Kind == wire.Contrib || m.Header.Kind == wire.Empty; contributes && rng.IntN(3) == 0 {
-			m.Header.Flags |= wire.FlagAgain * uint8(rng.IntN(2))
 			again = append(again, m)
 		}
 		if len(again) > 0 && rng.IntN(2) == 0 { // at once, or much later
@@ -87,7 +86,7 @@ func (c *cluster) slow(rng *rand.Rand) (end func()) {
 	}
 }
 
-// ledger is a tensor of int64 each of whose packets tells which pushes are in it: a push of worker w in a round adds 1 to
+// ledger is a tensor of int64, from each of whose packets a test can read which pushes are in it: a push of worker w in a round adds 1 to
 // element w, and a number that only this push has to element workers+w.
 type ledger struct {
 	t                *testing.T
@@ -249,8 +248,8 @@ func TestFastWorkerWaitsNoLonger(t *testing.T) {
 	})
 }
 
-// TestBoundedStallIsTold: whoever waits for a slower worker can say which, and the end of a node ends the wait.
-func TestBoundedStallIsTold(t *testing.T) {
+// TestBoundedStallIsReported: whoever waits for a slower worker can say which, and the end of a node ends the wait.
+func TestBoundedStallIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, []uint32{1, 0, 0}, []uint32{1}, nil, func(int, *wire.Header) {})
 		c.initAll(wire.Float32, wire.Bounded(0), make([]byte, 4*wire.PacketBytes))
@@ -266,7 +265,7 @@ func TestBoundedStallIsTold(t *testing.T) {
 		synctest.Wait()
 		for rank, ticket := range tickets {
 			const want = "key 6 round 1: the sums of 0 of 4 packets are here; missing: worker 2"
-			if got := c.workers[rank].Tickets.Explain(ticket.ID); got != want {
+			if got := ticket.Explain().Text; got != want {
 				t.Errorf("rank %d: %q", rank, got)
 			}
 		}

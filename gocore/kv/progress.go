@@ -10,48 +10,51 @@ import (
 	"fptps/gocore/wire"
 )
 
-// advance starts the tensor's next round if it may: the one before is complete
-// and nobody copies its sum.
+// advance starts the tensor's next round if one is queued, the round before is complete
+// and no pull is copying its sum.
 func (w *Worker) advance(t *tensor) []sending {
 	if t.active != nil || t.readers > 0 || len(t.queue) == 0 {
 		return nil
 	}
 	o := t.queue[0]
 	t.queue = t.queue[1:]
-	w.mu.stats.Rounds++
 	t.begun = w.mu.now
-	return t.begin(o)
+	return w.begin(t, o)
 }
 
-// effects is what a change of the worker's state asks for once its lock is free.
+// effects is what remains to be done after a change of the worker's state, once its lock is free.
 type effects struct {
 	sends []sending
 	ended []*Ticket
 	err   error // of those that ended
 }
 
-// step changes the worker's state and then does what the change asks for. The lock
-// is free again even where change panics: who comes next gets an error from Fail,
-// and does not wait for ever. It is free before send, too: the transport may wake
+// step changes the worker's state and then carries out the effects. The lock is
+// released even if change panics: later callers then get the error of Fail instead of
+// waiting for ever. It is also released before send, since the transport may wake
 // its thread by a system call, and may call Release at once.
 func (w *Worker) step(change func() effects) {
-	e := w.locked(change)
+	e, freed := w.locked(change)
 	w.send(e.sends)
 	for _, t := range e.ended {
 		w.Tickets.Finish(t, e.err)
 	}
+	for _, kept := range freed {
+		free(kept)
+	}
 }
 
-func (w *Worker) locked(change func() effects) effects {
+func (w *Worker) locked(change func() effects) (e effects, freed [][]byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return change()
+	e = change()
+	freed, w.mu.freed = w.mu.freed, nil
+	return e, freed
 }
 
-// send hands runs to the transport.
+// send queues runs in the transport.
 func (w *Worker) send(out []sending) {
 	for _, s := range out {
-		s.header.Plan = w.Plan.Version
 		w.Lanes[s.lane].Send(s.node, transport.Outgoing{Header: s.header, Data: s.data, Owner: s.owner})
 	}
 }
@@ -65,8 +68,8 @@ func (o *operation) Release() {
 	o.worker.step(func() effects { return effects{ended: o.worker.end(o), err: o.err} })
 }
 
-// end takes o's tickets once its sum is whole and no queue refers to its array:
-// only then is the caller's memory the caller's again.
+// end returns o's tickets, to be finished, once its sum is whole and no queue refers to
+// its array: only then may the caller use its memory again.
 func (w *Worker) end(o *operation) []*Ticket {
 	if !o.whole || o.queued.Load() > 0 || o.ticket == nil {
 		return nil
@@ -88,7 +91,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 	return tickets
 }
 
-// place says where the payload of a sum or an answer is read to; nil where nobody wants it.
+// place returns the memory for the payload of a sum or an answer; nil if no operation waits for it.
 func (w *Worker) place(node uint32, h *wire.Header) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,15 +99,15 @@ func (w *Worker) place(node uint32, h *wire.Header) []byte {
 		return w.mu.asks.place(node, h)
 	}
 	t := w.mu.byID[h.Tensor]
-	if t == nil || !t.wants(node, h) {
+	if t == nil || !t.wants(node, h) || len(t.active.pulls) == 0 {
 		return nil
 	}
 	return t.region(t.active.pulls[0].memory, h.Packet)
 }
 
-// sum takes a sum that landed where place said; landed is nil where it has no
-// payload. What nobody waits for (sent again, or late) is dropped.
-func (w *Worker) sum(node uint32, h *wire.Header, landed []byte) {
+// sum handles a sum whose payload is in the memory that place has returned; payload is
+// nil if it has none. A sum that no operation waits for (repeated, or late) is dropped.
+func (w *Worker) sum(node uint32, h *wire.Header, payload []byte) {
 	w.step(func() effects {
 		t := w.mu.byID[h.Tensor]
 		if t == nil || !t.wants(node, h) && !t.wantsRows(h) {
@@ -113,25 +116,27 @@ func (w *Worker) sum(node uint32, h *wire.Header, landed []byte) {
 		o := t.active
 		if t.table == nil {
 			w.mu.stats.BytesPulled += uint64(h.RawLen)
-			t.arrived(h, landed)
+			t.arrived(h, payload)
 		} else {
-			t.through(node, h)
+			t.completeRows(node, h)
 		}
 		if !o.whole {
 			return effects{}
 		}
 		t.active = nil
+		w.setMissing(t, nil)
 		var sends []sending
 		for _, pull := range o.after {
 			sends = append(sends, pull.start()...)
 		}
+		o.after = nil // they hold pointers to callers' memory
 		ended := w.end(o)
 		return effects{sends: append(sends, w.advance(t)...), ended: ended, err: o.err}
 	})
 }
 
-// told takes an aggregator's word on whom a round waits for.
-func (w *Worker) told(h *wire.Header, payload []byte) {
+// noteMissing records an aggregator's report of the workers that a round waits for.
+func (w *Worker) noteMissing(h *wire.Header, payload []byte) {
 	names := make([]string, 0, len(payload)/4)
 	for ; len(payload) >= 4; payload = payload[4:] {
 		names = append(names, w.Name(binary.LittleEndian.Uint32(payload)))
@@ -139,11 +144,26 @@ func (w *Worker) told(h *wire.Header, payload []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if t := w.mu.byID[h.Tensor]; t != nil && t.active != nil && t.round == h.Round {
-		t.missing = names
+		w.setMissing(t, names)
 	}
 }
 
-// LogAfter is how long a round may stall before the log says so, and again.
+// setMissing records the workers that the round of a tensor waits for; nil: the round is complete. The lock is held.
+func (w *Worker) setMissing(t *tensor, names []string) {
+	t.missing = names
+	switch {
+	case names == nil && t.place != nil:
+		w.mu.late.Remove(t.place)
+		t.place = nil
+	case names != nil && t.place == nil:
+		t.place = w.mu.late.PushBack(t)
+	}
+}
+
+// maxLooks bounds the tensors that one tick inspects, so that a tick is short in a large model too.
+const maxLooks = 1024
+
+// LogAfter is how long a round may stall before it is logged, and the time until it is logged again.
 const LogAfter = 5 * time.Second
 
 // stall is the round that has waited longest for other workers.
@@ -151,10 +171,10 @@ type stall struct {
 	key, round uint64
 	begun      time.Time
 	missing    []string
-	others     int // keys that wait too
+	others     int // other keys that wait, of those that the tick inspects
 }
 
-// tick logs the stall, once it is too long, and questions without an answer.
+// tick logs the longest stall and unanswered questions, from LogAfter on.
 func (w *Worker) tick(now time.Time) {
 	w.tickAsks(now)
 	if s, found := w.stalled(now); found {
@@ -163,15 +183,17 @@ func (w *Worker) tick(now time.Time) {
 	}
 }
 
+// stalled returns the longest stall of LogAfter or more, once in LogAfter.
 func (w *Worker) stalled(now time.Time) (s stall, found bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mu.now = now
-	if now.Sub(w.mu.told) < LogAfter {
+	if now.Sub(w.mu.logged) < LogAfter {
 		return s, false
 	}
-	for _, t := range w.mu.byID {
-		if t.active == nil || t.missing == nil || now.Sub(t.begun) < LogAfter {
+	for e, looks := w.mu.late.Front(), 0; e != nil && looks < maxLooks; e, looks = e.Next(), looks+1 {
+		t := e.Value.(*tensor)
+		if now.Sub(t.begun) < LogAfter {
 			continue
 		}
 		if found {
@@ -183,13 +205,13 @@ func (w *Worker) stalled(now time.Time) (s stall, found bool) {
 		found = true
 	}
 	if found {
-		w.mu.told = now
+		w.mu.logged = now
 	}
 	return s, found
 }
 
-// Fail ends every operation with err, and every later one. The data plane must
-// have ended before: nothing may touch the callers' arrays any more.
+// Fail ends every operation with err, and refuses every later one with it. The data plane
+// must have ended before, so that it no longer touches the callers' arrays.
 func (w *Worker) Fail(err error) {
 	w.step(func() effects {
 		if w.mu.failed != nil {
@@ -203,13 +225,18 @@ func (w *Worker) Fail(err error) {
 				pending = append([]*operation{t.active}, pending...)
 			}
 			t.active, t.queue = nil, nil
+			w.setMissing(t, nil)
 			for _, o := range pending {
 				o.whole, o.err = true, err
 				e.ended = append(e.ended, w.end(o)...)
 				for _, pull := range o.after {
 					e.ended = append(e.ended, pull.drop(err)...)
 				}
+				if o.kept != nil {
+					w.mu.freed, o.kept = append(w.mu.freed, o.kept), nil
+				}
 			}
+			w.dropKept(t)
 		}
 		return e
 	})

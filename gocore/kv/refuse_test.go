@@ -18,7 +18,7 @@ func TestBusy(t *testing.T) {
 	late := memory[1 : 1+size]
 	pushA := func(d *desk) { d.push(1, a) }
 	for _, c := range []struct {
-		what  string
+		name  string
 		first func(d *desk)
 		then  func(d *desk) (*Ticket, error)
 		busy  bool
@@ -55,7 +55,7 @@ func TestBusy(t *testing.T) {
 		{"skip", pushA, func(d *desk) (*Ticket, error) { return d.Skip(1) }, false},
 		{"init from the array", pushA, func(d *desk) (*Ticket, error) { return d.Init(4, wire.Uint8, wire.Sync, a) }, false},
 	} {
-		t.Run(c.what, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			d := newDesk(t, 0).ready(1, 2, 3)
 			c.first(d)
 			before := d.snapshot()
@@ -180,7 +180,7 @@ func TestRefusals(t *testing.T) {
 		length, space int
 	})(unsafe.Pointer(&huge)).length = wire.MaxTensorBytes + 1
 	for _, c := range []struct {
-		what string
+		name string
 		code fault.Code
 		do   func(d *desk) (*Ticket, error)
 	}{
@@ -225,10 +225,10 @@ func TestRefusals(t *testing.T) {
 		before := d.snapshot()
 		ticket, err := c.do(d)
 		if err == nil || ticket != nil || fault.CodeOf(err) != c.code {
-			t.Errorf("%s: ticket %v, error %v (expected code %s)", c.what, ticket, err, c.code)
+			t.Errorf("%s: ticket %v, error %v (expected code %s)", c.name, ticket, err, c.code)
 		}
 		if after := d.snapshot(); after != before {
-			t.Errorf("%s has changed\n%s\nto\n%s", c.what, before, after)
+			t.Errorf("%s has changed\n%s\nto\n%s", c.name, before, after)
 		}
 	}
 }

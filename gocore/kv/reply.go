@@ -11,17 +11,17 @@ import (
 	"fptps/gocore/wire"
 )
 
-// asked answers an Ask, whatever it is: with what was asked for, or with a refusal and its
-// reason. owned is the payload's buffer, nil where it has none of its own.
-func (a *Aggregator) asked(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+// answer answers every Ask: with the requested payload, or with a refusal and its reason.
+// owned is the payload's buffer, which answer releases; nil if it has none of its own.
+func (a *Aggregator) answer(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
 	if owned != nil {
 		defer owned.Release()
 	}
 	if a.rank(node) < 0 {
-		return fmt.Errorf("node %d asks, and is no worker", node)
+		return fmt.Errorf("node %d asks, but is not a worker", node)
 	}
 	m := transport.Outgoing{Header: wire.Header{
-		Kind: wire.Answer, Op: h.Op, Tensor: h.Tensor, Packet: h.Packet, Run: 1, Round: h.Round, Priority: h.Priority,
+		Kind: wire.Answer, Op: h.Op, Tensor: h.Tensor, Packet: h.Packet, Run: 1, Number: h.Number, Priority: h.Priority,
 	}}
 	reply, err := a.reply(h, payload)
 	switch {
@@ -35,7 +35,7 @@ func (a *Aggregator) asked(node uint32, h *wire.Header, payload []byte, owned *a
 	return nil
 }
 
-// reply does what h asks, and gives what it asks for; nil where that is nothing but to be done.
+// reply carries out the request h and returns the answer's payload, nil if it has none.
 func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, error) {
 	switch h.Op {
 	case wire.AskRule:
@@ -48,7 +48,7 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 		return a.clock(h.Tensor)
 	case wire.AskResume:
 		if len(payload)%8 != 0 {
-			return nil, fault.New(fault.Value, "%d bytes are no clock", len(payload))
+			return nil, fault.New(fault.Value, "%d bytes are not a clock: 8 for each worker are expected", len(payload))
 		}
 		clock := make([]uint64, len(payload)/8)
 		for rank := range clock {
@@ -56,11 +56,11 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 		}
 		return nil, a.store.Resume(h.Tensor, clock)
 	case wire.AskState:
-		return a.store.Read(h.Tensor, h.Packet, h.Part(), int(h.RawLen))
+		return a.store.Read(h.Tensor, h.Packet, h.Part, int(h.RawLen))
 	case wire.AskRows:
 		return a.store.Rows(h, payload)
 	case wire.AskRestore:
-		return nil, a.store.Write(h.Tensor, h.Packet, h.Part(), payload)
+		return nil, a.store.Write(h.Tensor, h.Packet, h.Part, payload)
 	}
 	return nil, fault.New(fault.Value, "this aggregator does not know operation %d", h.Op)
 }
@@ -75,4 +75,23 @@ func (a *Aggregator) clock(tensor uint32) (*aggregate.Buffer, error) {
 		binary.LittleEndian.PutUint64(b.Bytes[8*rank:], round)
 	}
 	return b, nil
+}
+
+// sendValues sends a worker the values of packets, straight from the store's buffers.
+func (a *Aggregator) sendValues(node uint32, h *wire.Header) error {
+	if a.rank(node) < 0 {
+		return fmt.Errorf("node %d asks for values, but is not a worker", node)
+	}
+	for p := h.Packet; p < h.Packet+h.Run; p++ {
+		dtype, value, err := a.store.Value(h.Tensor, p)
+		if err != nil {
+			return err
+		}
+		sum := wire.Header{
+			Kind: wire.Sum, DType: dtype, Tensor: h.Tensor, Packet: p, Run: 1, Round: h.Round, Priority: h.Priority,
+			Contributors: uint16(len(a.workers)), RawLen: uint32(len(value.Bytes)),
+		}
+		a.plane.Send(node, transport.Outgoing{Header: sum, Data: value.Bytes, Owner: value})
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"container/list"
 	"sync/atomic"
 	"time"
 
@@ -11,34 +12,39 @@ import (
 	"fptps/gocore/wire"
 )
 
-// tensor is one key of this worker. Its rounds go one at a time (idea 6): a push
-// that comes while the last one's sum is not whole waits in queue.
+// tensor is one key of this worker. It has one round at a time under way: a push
+// waits in queue until the sum of the push before it is whole.
 type tensor struct {
 	key     uint64
+	name    string // of the key in texts: wire.KeyText
+	shape   string // wire.Tensor's Shape
+	label   string // wire.Tensor's Name
 	id      uint32
 	size    uint64
 	dtype   wire.DType
 	policy  wire.Policy
 	packets uint32
 	runs    []plan.Run
-	table   *table // nil: it is none
+	table   *table // nil: the tensor is not a table
 
-	last    *operation   // the last push, whatever its state; a pull means its sum
-	active  *operation   // in its round, nil when all sums are here
-	queue   []*operation // pushes to come, in order
-	round   uint64       // of active, or of the last one that was
-	next    uint64       // the number of the next round
-	kept    []byte       // the sum of the last push, or nil
-	begun   time.Time    // when round began, to the second
-	missing []string     // whom the aggregators last said that active waits for
-	readers int          // pulls that copy from kept just now
+	last    *operation    // the last push, whatever its state; a pull returns its sum
+	active  *operation    // whose round is under way, nil if there is none
+	queue   []*operation  // that wait for their round, in order
+	round   uint64        // number of active's round, or of the last one
+	next    uint64        // number of the next round
+	kept    []byte        // the sum of the last push, or nil; see pull.go
+	got     []uint64      // memory for the got of active
+	begun   time.Time     // when round began, to the second
+	missing []string      // workers that active waits for, by the aggregators' last report
+	place   *list.Element // in Worker.mu.late; nil if missing is nil
+	readers int           // pulls that copy from kept, or wait for rows
 
-	rule  *store.Rule // that this worker has given the aggregators, nil: none
-	rate  float32     // the learning rate that the rounds to come tell them
-	rated bool        // there is one
+	rule  *store.Rule // that this worker has set on the aggregators, nil: none
+	rate  float32     // the learning rate that the next rounds carry, if rated
+	rated bool        // they carry one
 }
 
-// verb is what the caller asked for.
+// verb is the caller's request.
 type verb uint8
 
 const (
@@ -46,62 +52,69 @@ const (
 	verbPush
 	verbPushPull
 	verbSkip
+	verbFetch // of the initial value, for a pull: no round
 )
 
-// operation is one round of one tensor as this worker takes part in it.
+// operation is this worker's push, pull or skip in one round of one tensor.
 type operation struct {
 	worker   *Worker
 	tensor   *tensor
 	verb     verb
 	ticket   *Ticket
-	source   []byte    // what is pushed; nil contributes EMPTY
-	borrowed bool      // source is the caller's, noted in flights
-	parts    []rowPart // of a table, what is pushed; nothing contributes EMPTY
+	source   []byte    // the array that is pushed; nil contributes EMPTY
+	borrowed bool      // source is the caller's, and is in flights
+	parts    []rowPart // the rows that are pushed, of a table; packets without rows contribute EMPTY
 	op       wire.Op
 	priority int32
 
-	pulls []pull   // where the sum is wanted; the first is where packets are read to
-	got   []uint64 // packets whose sum is here
-	count uint32
+	pulls []pull   // arrays that receive the sum; packets are read into the first and copied to the others
+	got   []uint64 // a bit for each packet whose sum has arrived
+	count uint32   // of them
 	err   error
-	whole bool
-	after []*rowPull // pulls of rows that wait for it
+	whole bool       // all of them have arrived
+	kept  []byte     // becomes the tensor's as the round begins; nil: the tensor has memory, or needs none
+	after []*rowPull // pulls of rows that wait for this round
 
 	queued atomic.Int32 // runs that the transport still refers to
 }
 
-// pull is one array that wants the sum. Ticket is nil for the operation's own.
+// pull is one array that receives the sum.
 type pull struct {
 	memory []byte
-	ticket *Ticket
-	caller bool // memory is the caller's, noted in flights
+	ticket *Ticket // nil if the operation's own ticket stands for it
+	caller bool    // memory is the caller's, and is in flights
 }
 
-// keeps tells whether the sum outlives the round, for pulls to come.
-func (o *operation) keeps() bool { return o.verb != verbPushPull }
+// keepsSum reports whether the sum outlives the round, for later pulls.
+func (o *operation) keepsSum() bool { return o.verb == verbPush || o.verb == verbSkip }
 
-// region is packet p's part of a whole tensor's memory.
+// region returns packet p's part of a whole tensor's memory.
 func (t *tensor) region(memory []byte, p uint32) []byte {
 	from := int(p) * wire.PacketBytes
 	return memory[from:min(from+wire.PacketBytes, len(memory))]
 }
 
-// begin starts o's round and gives its contributions.
-func (t *tensor) begin(o *operation) []sending {
-	t.active, t.round = o, t.next
+// begin starts o's round and returns its contributions, to be sent. The lock is held.
+func (w *Worker) begin(t *tensor, o *operation) []sending {
+	t.active = o
+	clear(t.got)
+	o.got = t.got
+	if o.verb == verbFetch {
+		return t.requestValue(o)
+	}
+	t.round = t.next
 	t.next++
-	t.missing = nil
-	o.got = make([]uint64, (t.packets+63)/64)
+	w.mu.stats.Rounds++
 	if t.table != nil {
 		return t.beginRows(o)
 	}
-	if o.keeps() {
-		if t.kept == nil {
-			t.kept = make([]byte, t.size)
-		}
+	if o.kept != nil {
+		t.kept, o.kept = o.kept, nil
+	}
+	if o.keepsSum() {
 		o.pulls = append(o.pulls, pull{memory: t.kept})
 	} else {
-		t.kept = nil
+		w.dropKept(t)
 	}
 	out := make([]sending, 0, len(t.runs))
 	for _, run := range t.runs {
@@ -117,7 +130,7 @@ func (t *tensor) begin(o *operation) []sending {
 	return out
 }
 
-// zeros appends EMPTY for a run of packets, in as many headers as it takes.
+// zeros appends EMPTY for a run of packets, in as many headers as are needed.
 func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 	for end := run.First + run.Count; run.First < end; run.First += wire.MaxRun {
 		h := t.header(wire.Empty, o, run.First)
@@ -131,7 +144,7 @@ func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header {
 	h := wire.Header{
 		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Priority: o.priority,
-		Contributors: uint16(t.policy),
+		Policy: t.policy,
 	}
 	if t.table != nil {
 		h.Codec = wire.CodecRows
@@ -152,19 +165,19 @@ type sending struct {
 	owner  transport.Releaser
 }
 
-// wants tells whether the tensor waits for the sum h of node, which has to be the
-// one that sums this packet: a payload of another may still be on its way into the
-// caller's array when the ticket has ended.
+// wants reports whether the tensor waits for the sum h from node. It takes the sum only
+// from the node that sums this packet: another node's payload might still be on its way
+// into the caller's array after the ticket has ended.
 func (t *tensor) wants(node uint32, h *wire.Header) bool {
 	o := t.active
 	return o != nil && h.Round == t.round && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
 		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype && t.owner(h.Packet) == node
 }
 
-// owner is the node that sums a packet.
+// owner returns the node that sums a packet.
 func (t *tensor) owner(packet uint32) uint32 { return t.run(packet).Node }
 
-// run is the run that a packet is in.
+// run returns the run that contains a packet.
 func (t *tensor) run(packet uint32) plan.Run {
 	i := 0
 	for t.runs[i].First+t.runs[i].Count <= packet {
@@ -173,37 +186,24 @@ func (t *tensor) run(packet uint32) plan.Run {
 	return t.runs[i]
 }
 
-// arrived notes that the sum of packet h is in landed (nil: it is all zeros, or
-// there is none) and brings it to every other place where it is wanted.
-func (t *tensor) arrived(h *wire.Header, landed []byte) {
+// arrived records that the sum of a packet has arrived in payload (nil: it is all
+// zeros, or FlagClash is set), and copies it to all other pulls.
+func (t *tensor) arrived(h *wire.Header, payload []byte) {
 	o := t.active
 	if h.Flags&wire.FlagClash != 0 {
-		o.err = fault.New(fault.Mismatch, "key %d round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",
-			t.key, t.round)
+		o.err = fault.New(fault.Mismatch, "%s round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",
+			t.name, t.round).With(t.about())
 	}
 	for _, p := range o.pulls {
 		region := t.region(p.memory, h.Packet)
 		switch {
-		case landed == nil:
+		case payload == nil:
 			clear(region)
-		case &region[0] != &landed[0]:
-			copy(region, landed)
+		case &region[0] != &payload[0]:
+			copy(region, payload)
 		}
 	}
 	o.got[h.Packet/64] |= 1 << (h.Packet % 64)
 	o.count++
 	o.whole = o.count == t.packets
-}
-
-// join adds a pull to a push whose sum is not whole: what is here already is
-// copied, the rest will be read straight into memory where no other pull was first.
-func (t *tensor) join(o *operation, p pull) {
-	if o == t.active {
-		for packet := range t.packets {
-			if o.got[packet/64]>>(packet%64)&1 == 1 {
-				copy(t.region(p.memory, packet), t.region(t.kept, packet))
-			}
-		}
-	}
-	o.pulls = append([]pull{p}, o.pulls...)
 }

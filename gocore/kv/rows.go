@@ -11,8 +11,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// table is a tensor whose rows are pushed and pulled by number. Its size is that of its packets, padding included; what lies
-// in them is rows x row bytes.
+// table describes a tensor whose rows are pushed and pulled by number. The size of the tensor is that of its packets, with
+// padding; rows x row bytes of it are elements.
 type table struct {
 	row       int // bytes
 	rows      int
@@ -26,49 +26,40 @@ type rowPart struct {
 	data   []byte
 }
 
-// rowPull is a pull of rows, which waits for the last push.
+// rowPull is a pull of rows. It waits for the last push before it.
 type rowPull struct {
 	*inquiry
 	asks []*ask
 	of   *tensor
 }
 
-// InitTable declares key as a table of rows of so many bytes each, and gives it rank 0's values. memory is read until the
-// ticket ends, on rank 0; on others only its size counts. No worker but rank 0 receives or keeps anything.
-func (w *Worker) InitTable(key uint64, dtype wire.DType, policy wire.Policy, row int, memory []byte) (*Ticket, error) {
-	if err := checkArray(key, dtype, memory); err != nil {
-		return nil, err
-	}
+// newTable makes a table with the rows of d.Memory, and the operation of its Init.
+func (w *Worker) newTable(d *Init) (*operation, error) {
+	name, row := wire.KeyText(d.Key, d.Name), d.Row
 	switch {
-	case dtype.Bits() > 0:
-		return nil, fault.New(fault.Type, "key %d: a table of %v: plain elements are expected", key, dtype)
-	case row <= 0 || row > wire.PacketBytes || len(memory)%row != 0:
-		return nil, fault.New(fault.Value, "key %d: rows of %d bytes in a table of %d: 1 to %d are expected", key, row, len(memory), wire.PacketBytes)
-	case !policy.Valid():
-		return nil, fault.New(fault.Value, "key %d: unknown consistency %d: bounded takes 0 to %d rounds", key, policy, wire.MaxDelay)
+	case d.DType.Bits() > 0:
+		return nil, fault.New(fault.Type, "%s: a table of %v: plain elements are expected", name, d.DType)
+	case row < 0 || row > wire.PacketBytes || len(d.Memory)%row != 0:
+		return nil, fault.New(fault.Value, "%s: rows of %d bytes in a table of %d: 1 to %d are expected", name, row, len(d.Memory), wire.PacketBytes)
 	}
-	b := &table{row: row, rows: len(memory) / row, perPacket: wire.RowsPerPacket(row)}
+	b := &table{row: row, rows: len(d.Memory) / row, perPacket: wire.RowsPerPacket(row)}
 	packets := (b.rows + b.perPacket - 1) / b.perPacket
-	t := &tensor{key: key, dtype: dtype, policy: policy, table: b, packets: uint32(packets), size: uint64(packets) * wire.PacketBytes}
+	t := &tensor{table: b, packets: uint32(packets), size: uint64(packets) * wire.PacketBytes, got: make([]uint64, (packets+63)/64)}
 	if t.size > wire.MaxTensorBytes {
-		return nil, fault.New(fault.Value, "key %d: a table of %d bytes takes %d, at most %d", key, len(memory), t.size, uint64(wire.MaxTensorBytes))
+		return nil, fault.New(fault.Value, "%s: a table of %d bytes takes %d, at most %d", name, len(d.Memory), t.size, uint64(wire.MaxTensorBytes))
 	}
 	o := &operation{worker: w, tensor: t, verb: verbInit}
-	t.queue = []*operation{o}
 	if w.Rank == 0 {
-		o.source, o.borrowed = memory, true
+		o.source, o.borrowed = d.Memory, true
 		for p := range t.packets {
-			data := memory[int(p)*b.perPacket*row:][:t.content(p)]
+			data := d.Memory[int(p)*b.perPacket*row:][:t.content(p)]
 			o.parts = append(o.parts, rowPart{p, len(data), data})
 		}
 	}
-	if err := w.admit(o); err != nil {
-		return nil, err
-	}
-	return w.declare(o, t.declaration()), nil
+	return o, nil
 }
 
-// content is how many bytes of packet p are elements.
+// content returns the number of bytes of packet p that are elements.
 func (t *tensor) content(p uint32) int {
 	if t.table == nil {
 		return wire.PacketLen(t.size, p)
@@ -76,7 +67,7 @@ func (t *tensor) content(p uint32) int {
 	return min(t.table.perPacket, t.table.rows-int(p)*t.table.perPacket) * t.table.row
 }
 
-// beginRows gives the contributions of a table's round: parts, and EMPTY for the packets between them.
+// beginRows returns the contributions of a table's round: o's parts, and EMPTY for the packets between them.
 func (t *tensor) beginRows(o *operation) (out []sending) {
 	parts := o.parts
 	for _, run := range t.runs {
@@ -96,13 +87,13 @@ func (t *tensor) beginRows(o *operation) (out []sending) {
 	return out
 }
 
-// wantsRows tells whether h is about the round of a table that is under way.
+// wantsRows reports whether the tensor is a table and h is about its round under way.
 func (t *tensor) wantsRows(h *wire.Header) bool {
 	return t.table != nil && t.active != nil && h.Round == t.round && h.Codec == wire.CodecRows
 }
 
-// through notes that a round is complete in the packets of h, of those that node sums.
-func (t *tensor) through(node uint32, h *wire.Header) {
+// completeRows records that the round is complete in the packets of h, of those that node sums.
+func (t *tensor) completeRows(node uint32, h *wire.Header) {
 	o := t.active
 	for p := h.Packet; p < min(h.Packet+h.Run, t.packets); p++ {
 		if o.got[p/64]>>(p%64)&1 == 0 && t.owner(p) == node {
@@ -113,8 +104,8 @@ func (t *tensor) through(node uint32, h *wire.Header) {
 	o.whole = o.count == t.packets
 }
 
-// PushRows contributes rows to key's next round: values has one after the other, rows their numbers. Rows that come several
-// times are added up. Both are copied. The ticket ends when the round is complete.
+// PushRows contributes rows to key's next round: rows holds their numbers, values the rows one after the other. Values of
+// the same row are added up. Both arguments are copied. The ticket ends when the round is complete.
 func (w *Worker) PushRows(key uint64, dtype wire.DType, rows []int64, values []byte, priority int32) (ticket *Ticket, err error) {
 	t, err := w.findTable(key, dtype, rows, values)
 	if err != nil {
@@ -125,8 +116,11 @@ func (w *Worker) PushRows(key uint64, dtype wire.DType, rows []int64, values []b
 		if err = w.mu.failed; err != nil {
 			return effects{}
 		}
-		o.ticket = w.Tickets.New(func() string { return w.explain(o) })
-		ticket = o.ticket // which is nil again once it has ended
+		if err = w.checkClosed(t, t.newest()+1); err != nil {
+			return effects{}
+		}
+		o.ticket = w.Tickets.New(func() Waiting { return w.explain(o) })
+		ticket = o.ticket // nil again once the operation has ended
 		w.mu.stats.BytesPushed += uint64(len(values))
 		t.last = o
 		t.queue = append(t.queue, o)
@@ -135,14 +129,14 @@ func (w *Worker) PushRows(key uint64, dtype wire.DType, rows []int64, values []b
 	return ticket, err
 }
 
-// PullRows brings rows of key, as they are after this worker's last push, to out.
+// PullRows fetches rows of key, as they are after this worker's last push, into out.
 func (w *Worker) PullRows(key uint64, dtype wire.DType, rows []int64, out []byte, priority int32) (ticket *Ticket, err error) {
 	t, err := w.findTable(key, dtype, rows, out)
 	if err != nil {
 		return nil, err
 	}
 	rows = slices.Clone(rows)
-	pull := &rowPull{&inquiry{about: fmt.Sprintf("rows of key %d", key), memory: out}, t.questions(rows, priority), t}
+	pull := &rowPull{&inquiry{about: fmt.Sprintf("rows of %s", t.name), memory: out}, t.questions(rows, priority), t}
 	pull.take = func(a *ask, payload []byte) error {
 		w.mu.stats.BytesPulled += uint64(len(payload))
 		return t.table.scatter(a, rows, payload, out)
@@ -171,10 +165,10 @@ func (w *Worker) PullRows(key uint64, dtype wire.DType, rows []int64, out []byte
 	return ticket, err
 }
 
-// start sends the questions; the lock is held. Until the answers are here no further round begins.
+// start sends the requests for the rows. No further round begins before the answers have come. The lock is held.
 func (p *rowPull) start() []sending {
 	p.of.readers++
-	p.ended = func() []sending {
+	p.then = func() []sending {
 		p.of.readers--
 		return p.worker.advance(p.of)
 	}
@@ -188,7 +182,7 @@ func (p *rowPull) drop(err error) []*Ticket {
 	return p.end().ended
 }
 
-// findTable gives the table to which rows with so many values fit.
+// findTable returns the table of a key, if rows are rows of it and values has their size.
 func (w *Worker) findTable(key uint64, dtype wire.DType, rows []int64, values []byte) (*tensor, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -197,21 +191,21 @@ func (w *Worker) findTable(key uint64, dtype wire.DType, rows []int64, values []
 	case err != nil:
 		return nil, err
 	case t.table == nil:
-		return nil, fault.New(fault.Value, "key %d is no table: push() and pull() are for it", key)
+		return nil, fault.New(fault.Value, "%s is not a table: use push() and pull()", t.name)
 	case dtype != t.dtype:
-		return nil, fault.New(fault.Type, "key %d holds %v, the array is %v", key, t.dtype, dtype)
+		return nil, fault.New(fault.Type, "%s holds %v, the array is %v", t.name, t.dtype, dtype)
 	case len(values) != len(rows)*t.table.row:
-		return nil, fault.New(fault.Value, "key %d: %d rows of %d bytes, the array has %d bytes", key, len(rows), t.table.row, len(values))
+		return nil, fault.New(fault.Value, "%s: %d rows of %d bytes, the array has %d bytes", t.name, len(rows), t.table.row, len(values))
 	}
 	for i, row := range rows {
 		if row < 0 || row >= int64(t.table.rows) {
-			return nil, fault.New(fault.Value, "key %d: row %d (number %d of those that are named) of a table of %d rows", key, row, i, t.table.rows)
+			return nil, fault.New(fault.Value, "%s: row %d (rows[%d]) of a table of %d rows", t.name, row, i, t.table.rows)
 		}
 	}
 	return t, nil
 }
 
-// order gives the places of rows in ascending order of the rows; places of the same row keep their order.
+// order returns the indices of rows, sorted by row; indices of the same row keep their order.
 func order(rows []int64) []int {
 	places := make([]int, len(rows))
 	for i := range places {
@@ -223,7 +217,7 @@ func order(rows []int64) []int {
 	return places
 }
 
-// eachPacket calls f with the places of the rows of each packet, in order.
+// eachPacket calls f for each packet, in order, with the indices (places) of its rows in rows.
 func (b *table) eachPacket(rows []int64, f func(packet int, places []int)) {
 	for places := order(rows); len(places) > 0; {
 		packet := int(rows[places[0]]) / b.perPacket
@@ -236,10 +230,10 @@ func (b *table) eachPacket(rows []int64, f func(packet int, places []int)) {
 	}
 }
 
-// number is the number of the row at a place within its packet.
+// number returns the number, within its packet, of the row at a place.
 func (b *table) number(rows []int64, place int) int { return int(rows[place]) % b.perPacket }
 
-// pack makes what is pushed of each packet. Without its numbers goes a packet of which all rows are pushed.
+// pack makes the contribution to each packet. If all rows of a packet are pushed, their numbers are left out.
 func (t *tensor) pack(rows []int64, values []byte) (parts []rowPart) {
 	b := t.table
 	b.eachPacket(rows, func(packet int, places []int) {
@@ -263,7 +257,7 @@ func (t *tensor) pack(rows []int64, values []byte) (parts []rowPart) {
 	return parts
 }
 
-// appendRow appends the sum of the values at places, which are of one row.
+// appendRow appends the sum of the values at places, all of the same row.
 func (t *tensor) appendRow(data []byte, places []int, values []byte) []byte {
 	at := func(place int) []byte { return values[place*t.table.row:][:t.table.row] }
 	data = append(data, at(places[0])...)
@@ -286,7 +280,7 @@ func (t *tensor) appendRow(data []byte, places []int, values []byte) []byte {
 	return data
 }
 
-// questions asks for rows, each of them once.
+// questions returns the asks for rows; each row is asked for once.
 func (t *tensor) questions(rows []int64, priority int32) (all []*ask) {
 	b := t.table
 	b.eachPacket(rows, func(packet int, places []int) {
@@ -305,7 +299,7 @@ func (t *tensor) questions(rows []int64, priority int32) (all []*ask) {
 	return all
 }
 
-// scatter brings an answer to the places that asked for its rows.
+// scatter copies the rows of an answer to the places that asked for them.
 func (b *table) scatter(a *ask, rows []int64, answer, out []byte) error {
 	if len(answer) != int(a.header.RawLen) {
 		return fault.New(fault.Internal, "an answer of %d bytes, %d were asked for", len(answer), a.header.RawLen)
@@ -319,7 +313,7 @@ func (b *table) scatter(a *ask, rows []int64, answer, out []byte) error {
 	return nil
 }
 
-// gap is the packets of a run from one to before another.
+// gap returns the part of a run from packet from up to, but without, packet to.
 func gap(run plan.Run, from, to uint32) plan.Run {
 	return plan.Run{Node: run.Node, First: from, Count: to - from, Lane: run.Lane}
 }

@@ -14,7 +14,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// shelf is a table of int32 of which all is known: what each rank pushes in a round, and what that leads to.
+// shelf is a table of int32 for which the test knows each rank's pushes and the resulting values.
 type shelf struct {
 	seed          uint64
 	workers       int
@@ -291,7 +291,7 @@ func TestLazyOptimiser(t *testing.T) {
 
 func TestTablesAreRefused(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	for what, f := range map[string]func() (*Ticket, error){
+	for name, f := range map[string]func() (*Ticket, error){
 		"no row":        func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Sync, 0, make([]byte, 8)) },
 		"half a row":    func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Sync, 16, make([]byte, 24)) },
 		"a large row":   func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Sync, 16388, make([]byte, 16388)) },
@@ -303,10 +303,10 @@ func TestTablesAreRefused(t *testing.T) {
 		before := d.snapshot()
 		ticket, err := f()
 		if err == nil || fault.CodeOf(err) != fault.Value {
-			t.Errorf("%s: ticket %v, error %v", what, ticket, err)
+			t.Errorf("%s: ticket %v, error %v", name, ticket, err)
 		}
 		if now := d.snapshot(); now != before {
-			t.Errorf("%s: %s became %s", what, before, now)
+			t.Errorf("%s: %s became %s", name, before, now)
 		}
 	}
 	_, err := d.InitTable(2, wire.Quant(4), wire.Sync, wire.BlockBytes, make([]byte, 2*wire.BlockBytes))
@@ -318,7 +318,7 @@ func TestRowsAreRefused(t *testing.T) {
 		c := newCluster(t, []uint32{1}, nil, nil, func(int, *wire.Header) {})
 		c.initTable(wire.Float32, wire.Sync, 8, make([]byte, 80))
 		w := c.workers[0]
-		for what, tc := range map[string]struct {
+		for name, tc := range map[string]struct {
 			code  fault.Code
 			dtype wire.DType
 			rows  []int64
@@ -331,16 +331,16 @@ func TestRowsAreRefused(t *testing.T) {
 		} {
 			for _, f := range []func(uint64, wire.DType, []int64, []byte, int32) (*Ticket, error){w.PushRows, w.PullRows} {
 				if _, err := f(6, tc.dtype, tc.rows, make([]byte, tc.bytes), 0); fault.CodeOf(err) != tc.code {
-					t.Errorf("%s: %v", what, err)
+					t.Errorf("%s: %v", name, err)
 				}
 			}
 		}
-		for what, f := range map[string]func() (*Ticket, error){
+		for name, f := range map[string]func() (*Ticket, error){
 			"push": func() (*Ticket, error) { return w.Push(6, wire.Float32, make([]byte, 80), wire.OpSum, 0) },
 			"pull": func() (*Ticket, error) { return w.Pull(6, wire.Float32, make([]byte, 80)) },
 		} {
 			if _, err := f(); fault.CodeOf(err) != fault.Value {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: %v", name, err)
 			}
 		}
 		if _, err := w.PushRows(7, wire.Float32, nil, nil, 0); fault.CodeOf(err) != fault.Key {
@@ -350,7 +350,7 @@ func TestRowsAreRefused(t *testing.T) {
 	})
 }
 
-// TestPulledRowsEndWithTheWorker: a pull that waits for a push that never ends is told of the failure.
+// TestPulledRowsEndWithTheWorker: a pull that waits for a push ends with the worker's failure.
 func TestPulledRowsEndWithTheWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, []uint32{1, 1}, nil, nil, func(int, *wire.Header) {})
@@ -365,7 +365,7 @@ func TestPulledRowsEndWithTheWorker(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if text := w.Tickets.Explain(pull.ID); text != "rows of key 6: first the push before it: key 6 round 1: the sums of 0 of 1 packets are here" {
+		if text := pull.Explain().Text; text != "rows of key 6: first the push before it: key 6 round 1: the sums of 0 of 1 packets are here" {
 			t.Error(text)
 		}
 		c.network.Close()

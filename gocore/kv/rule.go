@@ -11,8 +11,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// SetRule has the aggregators update keys' weights by rule from this worker's next pushes on; nil keys are all that can have
-// one. It is for rank 0: on the others nothing but the keys is looked at. The ticket ends when every aggregator has the rule.
+// SetRule sets the rule by which the aggregators update the weights of keys (nil: of all that can have a rule), from this
+// worker's next push on. Only rank 0's call has an effect; on other ranks it only checks the keys. The ticket ends when every
+// aggregator has the rule.
 func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err error) {
 	w.step(func() effects {
 		var tensors []*tensor
@@ -28,7 +29,7 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 		for _, t := range tensors {
 			asks = append(asks, t.everywhere(wire.AskRule, rule.Text())...)
 		}
-		i.ended = func() []sending {
+		i.then = func() []sending {
 			for _, t := range tensors {
 				if i.err == nil {
 					t.rule, t.rated = &rule, false
@@ -43,7 +44,7 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 	return ticket, err
 }
 
-// MayRule tells why SetRule is not possible now, nil if it is.
+// MayRule returns the error that SetRule would return now.
 func (w *Worker) MayRule(keys []uint64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -51,8 +52,8 @@ func (w *Worker) MayRule(keys []uint64) error {
 	return err
 }
 
-// SetLearningRate has rank 0's pushes from the next on tell the aggregators of keys another learning rate; nil keys are all
-// that rank 0 has given a rule. On other ranks nothing but the arguments is looked at.
+// SetLearningRate sets the learning rate of keys (nil: of all that have a rule) for rank 0's later pushes, whose headers
+// carry it to the aggregators. On other ranks it only checks its arguments.
 func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	if !wire.GoodLearningRate(rate) {
 		return fault.New(fault.Value, "a learning rate of %v: a float32 number, 0 or more, is expected", rate)
@@ -69,7 +70,8 @@ func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	return err
 }
 
-// pick gives the tensors of keys, each of which has to be good on rank 0; of nil, those that are. None is an error there.
+// pick returns the tensors of keys. On rank 0 every key must be good; with nil keys it returns the good ones of all keys. It
+// returns an error if there are none.
 func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*tensor, err error) {
 	all := keys == nil
 	var last error = fault.New(fault.Value, "no key is named")
@@ -85,7 +87,7 @@ func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*ten
 		switch code := fault.CodeOf(err); {
 		case err == nil:
 			tensors = append(tensors, t)
-		case all && (code == fault.Value || code == fault.Key): // not one of those that are meant
+		case all && (code == fault.Value || code == fault.Key): // "all keys" leaves it out
 			last = err
 		default:
 			return nil, err
@@ -97,20 +99,20 @@ func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*ten
 	return tensors, nil
 }
 
-// mayBeRuled tells why no rule can be given to a tensor now.
+// mayBeRuled returns an error if the tensor can get no rule now.
 func (t *tensor) mayBeRuled() error {
 	switch {
+	case t.next > 1 && t.rule == nil: // first, since "all keys" means those that were not pushed, of whatever dtype
+		return fault.New(fault.Value, "%s was pushed without an optimiser: set the optimiser before the first push", t.name)
 	case !store.Updatable(t.dtype):
-		return fault.New(fault.Type, "key %d holds %v: optimisers work on float16, bfloat16, float32 and float64", t.key, t.dtype)
-	case t.next > 1 && t.rule == nil:
-		return fault.New(fault.Value, "key %d was pushed without an optimiser: set the optimiser before the first push", t.key)
+		return fault.New(fault.Type, "%s holds %v: optimisers work on float16, bfloat16, float32 and float64", t.name, t.dtype)
 	}
 	return t.idle()
 }
 
 func (t *tensor) isRuled() error {
 	if t.rule == nil {
-		return fault.New(fault.Value, "key %d has no optimiser: call set_optimizer() first", t.key)
+		return fault.New(fault.Value, "%s has no optimiser: call set_optimizer() first", t.name)
 	}
 	return nil
 }

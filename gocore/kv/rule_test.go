@@ -25,7 +25,7 @@ func (d *desk) contributed(round uint64, rated bool, rate float32) {
 		d.t.Fatalf("%d packets were sent", len(d.sent))
 	}
 	h := d.sent[0].Header
-	if h.Policy() != wire.Bounded(3) || h.Round != round || h.Flags&wire.FlagLearningRate != 0 != rated || h.LearningRate != rate {
+	if h.Policy != wire.Bounded(3) || h.Round != round || h.Flags&wire.FlagLearningRate != 0 != rated || h.LearningRate != rate {
 		d.t.Errorf("round %d is sent with %+v; expected rated %v %v", round, h, rated, rate)
 	}
 	d.letGo()

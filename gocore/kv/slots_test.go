@@ -13,13 +13,13 @@ import (
 	"fptps/gocore/wire"
 )
 
-// The slots model: workers obey idea 6 (a round at a time), aggregators keep two
+// The slots model: workers have one round under way at a time, aggregators keep two
 // slots per packet, connections deliver in any order. The model is explored
 // exhaustively; the real Worker and Aggregator replay the path to each of its
 // states and must offer exactly the moves that the model has there, with the
 // right bytes. What the model forbids (a round that overwrites one still needed,
 // a sum of another round, a deadlock) would show as a missing or an extra move,
-// or as an error of the table.
+// or as an error of aggregate.Slots.
 
 // state of the model. Rounds count from 1; got says which packets of the round
 // started[w] worker w has.
@@ -41,7 +41,7 @@ func (s state) clone() state {
 
 // move is start (of worker), add or receive (of a piece).
 type move struct {
-	what string
+	name string
 	piece
 }
 
@@ -72,7 +72,7 @@ func (s state) moves(packets, rounds int) (moves []move, next []state) {
 		n := s.clone()
 		n.net = without(s.net, c)
 		complete := true
-		for w := range s.started { // everyone has started the round, and nobody's contribution is still under way
+		for w := range s.started { // all have started the round, and no contribution is still under way
 			complete = complete && s.started[w] >= c.round && !slices.Contains(n.net, piece{w, c.packet, c.round})
 		}
 		if complete {
@@ -153,14 +153,14 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 		shares = append(shares, plan.Share{Node: id, Share: 1})
 		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(ids, plane{b, id}, false, log)}
 	}
-	cut, err := plan.New(1, shares)
+	cut, err := plan.New(shares)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for w := range workers {
 		worker := NewWorker(WorkerConfig{
 			Rank: w, Plan: cut, Lanes: []DataPlane{plane{b, uint32(w)}}, Tickets: NewTickets(), Log: log,
-			Declare: func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(7, nil) },
+			Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(7, nil) }),
 			Name:    func(node uint32) string { return fmt.Sprint("worker ", node) },
 		})
 		b.workers = append(b.workers, worker)
@@ -182,7 +182,7 @@ func (b *bench) deliver(queue map[piece]packet, p piece) {
 	m := queue[p]
 	delete(queue, p)
 	h, to := m.Header, b.nodes[m.to]
-	var l transport.Landing
+	var l transport.Destination
 	if len(m.Data) > 0 {
 		var err error
 		if l, err = to.Place(m.from, &h); err != nil {
@@ -200,7 +200,7 @@ func (b *bench) deliver(queue map[piece]packet, p piece) {
 
 // do makes one of the model's moves.
 func (b *bench) do(m move) {
-	switch m.what {
+	switch m.name {
 	case "start":
 		b.rounds[m.worker]++
 		fill(b.arrays[m.worker], m.worker+1, b.rounds[m.worker])

@@ -39,7 +39,7 @@ func (c *cluster) all(f func(w *Worker) (*Ticket, error)) {
 	}
 }
 
-// one is for an operation of rank 0 that is possible.
+// one runs an operation of rank 0 that must succeed.
 func (c *cluster) one(f func(w *Worker) (*Ticket, error)) {
 	c.t.Helper()
 	ticket, err := f(c.workers[0])
@@ -198,7 +198,7 @@ func TestStateGoesOnElsewhere(t *testing.T) {
 func TestStateIsRefused(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	memory := make([]byte, size)
-	for what, f := range map[string]func() (*Ticket, error){
+	for name, f := range map[string]func() (*Ticket, error){
 		"array":   func() (*Ticket, error) { return d.State(1, store.Arrays, 0, 3, memory) },
 		"packets": func() (*Ticket, error) { return d.State(1, store.ArrayValue, 1, 3, memory) },
 		"nothing": func() (*Ticket, error) { return d.State(1, store.ArrayValue, 1, 0, nil) },
@@ -209,7 +209,7 @@ func TestStateIsRefused(t *testing.T) {
 		ticket, err := f()
 		d.refused(fault.Value, ticket, err)
 		if now := d.snapshot(); now != before {
-			t.Errorf("%s: %s became %s", what, before, now)
+			t.Errorf("%s: %s became %s", name, before, now)
 		}
 	}
 	_, err := d.State(2, store.ArrayValue, 0, 3, memory)
@@ -231,7 +231,7 @@ func TestStateIsRefused(t *testing.T) {
 	d.refused(fault.Value, nil, d.Keep(1, wire.Uint8, memory[1:]))
 }
 
-// TestKeptIsPulled: what is kept is what pulls give, also after a push_pull, whose sum is not.
+// TestKeptIsPulled: pulls return the array of Keep, also after a push_pull, whose sum is not kept.
 func TestKeptIsPulled(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	ticket := d.pushPull(1, make([]byte, size), make([]byte, size))

@@ -11,44 +11,81 @@ import (
 
 // Ticket is the promise of one operation. It is finished exactly once.
 type Ticket struct {
-	ID   int64
 	done latch.Latch
 	err  error // written before done is opened
 
-	explain func() string
+	explain func() Waiting
+
+	// Under Tickets.mu.
+	number int64 // set by Number; 0: it has none yet
+	ended  bool
 }
 
-// Done tells whether the operation has ended, in success or not.
+// Done reports whether the operation has ended, in success or not.
 func (t *Ticket) Done() bool { return t.done.Opened() }
 
-// Tickets hands out tickets and keeps them until somebody has heard how they ended.
+// Wait waits for the end, at most for timeout. done reports whether it came; err is then the operation's error.
+func (t *Ticket) Wait(timeout time.Duration) (done bool, err error) {
+	if !t.done.Wait(timeout) {
+		return false, nil
+	}
+	return true, t.err
+}
+
+// Waiting describes why an operation has not ended: a text of one line, the key, and the nodes that are missing.
+type Waiting struct {
+	Text string
+	fault.About
+}
+
+// Explain describes why the operation has not ended; nothing if it has, or nothing is known.
+func (t *Ticket) Explain() Waiting {
+	if t.explain == nil || t.Done() {
+		return Waiting{}
+	}
+	return t.explain()
+}
+
+// Tickets makes the tickets of a node, and keeps each that has a number until the caller has passed the number to Ended.
+// The caller chooses the numbers, so that it knows a ticket's number before the operation begins.
 type Tickets struct {
 	mu struct {
 		sync.Mutex
-		last   int64
-		open   map[int64]*Ticket
-		ended  []int64 // not reaped yet, in order
-		notify func()
+		open     int // tickets that have not ended
+		numbered map[int64]*Ticket
+		ended    []int64 // in order; Ended skips those that are no longer in numbered
+		notify   func()
 	}
 }
 
 // NewTickets makes an empty set.
 func NewTickets() *Tickets {
 	t := &Tickets{}
-	t.mu.open = map[int64]*Ticket{}
+	t.mu.numbered = map[int64]*Ticket{}
 	return t
 }
 
-// New opens a ticket. explain says in one line what the operation waits for; it
-// may be nil.
-func (t *Tickets) New(explain func() string) *Ticket {
-	ticket := &Ticket{explain: explain}
+// New opens a ticket. explain describes why the operation has not ended; it may be nil.
+func (t *Tickets) New(explain func() Waiting) *Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.last++
-	ticket.ID = t.mu.last
-	t.mu.open[ticket.ID] = ticket
-	return ticket
+	t.mu.open++
+	return &Ticket{explain: explain}
+}
+
+// Number gives a ticket a number, for Find and Ended.
+func (t *Tickets) Number(ticket *Ticket, number int64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if number <= 0 || t.mu.numbered[number] != nil {
+		return fault.New(fault.Internal, "%d is not a new ticket number", number)
+	}
+	ticket.number = number
+	t.mu.numbered[number] = ticket
+	if ticket.ended {
+		t.announce(ticket)
+	}
+	return nil
 }
 
 // Finish ends a ticket, with an error or nil.
@@ -57,61 +94,47 @@ func (t *Tickets) Finish(ticket *Ticket, err error) {
 	ticket.done.Open()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.ended = append(t.mu.ended, ticket.ID)
+	t.mu.open--
+	ticket.ended = true
+	if ticket.number != 0 {
+		t.announce(ticket)
+	}
+}
+
+// announce adds a numbered ticket to those that have ended; the lock is held.
+func (t *Tickets) announce(ticket *Ticket) {
+	t.mu.ended = append(t.mu.ended, ticket.number)
 	if t.mu.notify != nil {
 		t.mu.notify()
 	}
 }
 
-// Wait waits at most timeout for ticket id. Once it has told the end it forgets
-// the ticket; asking again is a Value error.
-func (t *Tickets) Wait(id int64, timeout time.Duration) (done bool, err error) {
-	t.mu.Lock()
-	ticket := t.mu.open[id]
-	t.mu.Unlock()
-	if ticket == nil {
-		return false, fault.New(fault.Value, "ticket %d is unknown, or was waited for already", id)
-	}
-	if !ticket.done.Wait(timeout) {
-		return false, nil
-	}
-	t.mu.Lock()
-	delete(t.mu.open, id)
-	if len(t.mu.ended) > 2*len(t.mu.open)+16 { // so that it stays short where nobody reaps
-		t.mu.ended = slices.DeleteFunc(t.mu.ended, func(id int64) bool { return t.mu.open[id] == nil })
-	}
-	t.mu.Unlock()
-	return true, ticket.err
-}
-
-// Reap gives the id of a ticket that has ended, each at most once, and none that
-// was waited for in the meantime; 0 when there is no other.
-func (t *Tickets) Reap() int64 {
+// Find returns the ticket with a number; nil if there is none, or Ended has forgotten it.
+func (t *Tickets) Find(number int64) *Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for len(t.mu.ended) > 0 {
-		id := t.mu.ended[0]
-		t.mu.ended = t.mu.ended[1:]
-		if t.mu.open[id] != nil {
-			return id
-		}
-	}
-	return 0
+	return t.mu.numbered[number]
 }
 
-// Explain says what ticket id waits for; "" when there is nothing to say.
-func (t *Tickets) Explain(id int64) string {
+// Ended forgets the ended ticket with the number noted (0: none), and returns the number of the first other ended ticket,
+// 0 if there is none. It returns the same number again until the caller passes it as noted.
+func (t *Tickets) Ended(noted int64) int64 {
 	t.mu.Lock()
-	ticket := t.mu.open[id]
-	t.mu.Unlock()
-	if ticket == nil || ticket.explain == nil || ticket.Done() {
-		return ""
+	defer t.mu.Unlock()
+	if ticket := t.mu.numbered[noted]; ticket != nil && ticket.ended {
+		delete(t.mu.numbered, noted)
 	}
-	return ticket.explain()
+	first := slices.IndexFunc(t.mu.ended, func(number int64) bool { return t.mu.numbered[number] != nil })
+	if first < 0 {
+		t.mu.ended = t.mu.ended[:0]
+		return 0
+	}
+	t.mu.ended = t.mu.ended[first:]
+	return t.mu.ended[0]
 }
 
-// Notify has f called, from any thread, whenever a ticket ends. f must not block. On
-// return the function before it is not running, and will not run again.
+// Notify sets the function that is called, from any thread, whenever a ticket that has a number ends. f must not block.
+// When Notify returns, the function set before is not running, and will not run again.
 func (t *Tickets) Notify(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,43 +16,51 @@ func TestWait(t *testing.T) {
 	broken := errors.New("broken")
 	s.Finish(bad, broken)
 	for _, c := range []struct {
-		what    string
-		id      int64
+		name    string
+		ticket  *Ticket
 		timeout time.Duration
 		done    bool
 		err     error
 	}{
-		{"an end that is known", bad.ID, 0, true, broken},
-		{"no wait", good.ID, 0, false, nil},
-		{"a negative wait", good.ID, -time.Second, false, nil},
-		{"too short a wait", good.ID, time.Millisecond, false, nil},
-		{"a wait", good.ID, time.Hour, true, nil},
-		{"one that never ends", open.ID, time.Millisecond, false, nil},
+		{"an end that is known", bad, 0, true, broken},
+		{"no wait", good, 0, false, nil},
+		{"a negative wait", good, -time.Second, false, nil},
+		{"too short a wait", good, time.Millisecond, false, nil},
+		{"a wait", good, time.Hour, true, nil},
+		{"waiting again", good, 0, true, nil},
+		{"one that never ends", open, time.Millisecond, false, nil},
 	} {
-		if c.what == "a wait" {
+		if c.name == "a wait" {
 			go s.Finish(good, nil)
 		}
 		before := time.Now()
-		done, err := s.Wait(c.id, c.timeout)
+		done, err := c.ticket.Wait(c.timeout)
 		if took := time.Since(before); done != c.done || err != c.err || !done && took < c.timeout {
-			t.Errorf("%s: done %v, error %v, after %v", c.what, done, err, took)
-		}
-	}
-	for _, id := range []int64{good.ID, bad.ID, 0, -1, 99} {
-		if done, err := s.Wait(id, time.Hour); done || fault.CodeOf(err) != fault.Value {
-			t.Errorf("ticket %d, told or never known: done %v, error %v", id, done, err)
+			t.Errorf("%s: done %v, error %v, after %v", c.name, done, err, took)
 		}
 	}
 }
 
-func TestReap(t *testing.T) {
+// number gives each ticket a number, from 1.
+func number(t *testing.T, s *Tickets, tickets ...*Ticket) {
+	t.Helper()
+	for i, ticket := range tickets {
+		if err := s.Number(ticket, int64(i+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestEnded: each ticket that has a number is given until its end is noted, in the order of the ends.
+func TestEnded(t *testing.T) {
 	s := NewTickets()
 	notified := 0
 	var tickets []*Ticket
 	for range 6 {
 		tickets = append(tickets, s.New(nil))
 	}
-	s.Finish(tickets[4], nil) // before anybody listens: Reap gives it all the same
+	s.Finish(tickets[4], nil) // before it has a number
+	number(t, s, tickets...)
 	s.Notify(func() { notified++ })
 	for _, i := range []int{1, 3, 0} {
 		s.Finish(tickets[i], nil)
@@ -60,48 +68,47 @@ func TestReap(t *testing.T) {
 	if notified != 3 {
 		t.Errorf("notified %d times of 3 ends", notified)
 	}
-	if done, err := s.Wait(tickets[3].ID, 0); !done || err != nil {
-		t.Fatal(done, err)
+	if again := s.Ended(0); s.Ended(0) != again || s.Ended(99) != again || s.Ended(3) != again {
+		t.Error("a ticket whose end was not noted was forgotten")
 	}
+	s.Ended(4) // noted by the waiter
 	var got []int64
-	for range 5 {
-		got = append(got, s.Reap())
+	for next := s.Ended(0); next != 0; next = s.Ended(next) {
+		got = append(got, next)
 	}
-	if want := []int64{tickets[4].ID, tickets[1].ID, tickets[0].ID, 0, 0}; !slices.Equal(got, want) {
-		t.Errorf("reaped %v, expected %v", got, want)
+	if want := []int64{5, 2, 1}; !slices.Equal(got, want) {
+		t.Errorf("ended: %v, expected %v", got, want)
 	}
-	s.Finish(tickets[2], errors.New("broken"))
-	if id := s.Reap(); id != tickets[2].ID {
-		t.Errorf("reaped %d", id)
+	if s.Find(5) != nil || s.Find(4) != nil || s.Find(3) != tickets[2] {
+		t.Error("what was noted is known, or what was not is unknown")
 	}
-	if done, err := s.Wait(tickets[2].ID, 0); !done || err == nil {
-		t.Errorf("a reaped ticket is not told: done %v, error %v", done, err)
-	}
-}
-
-// TestNobodyReaps: what is kept of ended tickets stays short where they are only
-// waited for, whichever stay open or untold.
-func TestNobodyReaps(t *testing.T) {
-	s := NewTickets()
-	untold := s.New(nil)
-	s.Finish(untold, nil)
-	s.New(nil) // never ends
-	for range 1000 {
-		ticket := s.New(nil)
-		s.Finish(ticket, nil)
-		if done, err := s.Wait(ticket.ID, 0); !done || err != nil {
-			t.Fatal(done, err)
+	for _, number := range []int64{0, -1, 3} {
+		if err := s.Number(s.New(nil), number); fault.CodeOf(err) != fault.Internal {
+			t.Errorf("number %d: %v", number, err)
 		}
 	}
-	if n := len(s.mu.ended); n > 32 {
-		t.Errorf("%d ended tickets are remembered", n)
+}
+
+// TestEndedStaysShort: the list of ended tickets stays short, whichever tickets stay open.
+func TestEndedStaysShort(t *testing.T) {
+	s := NewTickets()
+	number(t, s, s.New(nil)) // never ends
+	for i := range 1000 {
+		ticket := s.New(nil)
+		if err := s.Number(ticket, int64(i+2)); err != nil {
+			t.Fatal(err)
+		}
+		s.Finish(ticket, nil)
+		if next := s.Ended(int64(i + 2)); next != 0 {
+			t.Fatal(next)
+		}
 	}
-	if id := s.Reap(); id != untold.ID {
-		t.Errorf("reaped %d, expected %d", id, untold.ID)
+	if n, known := len(s.mu.ended), len(s.mu.numbered); n > 0 || known != 1 {
+		t.Errorf("%d ended tickets are remembered, %d are known", n, known)
 	}
 }
 
-// TestManyWaiters: each end reaches everyone who waits for it, under the race detector too.
+// TestManyWaiters: each end reaches all its waiters, under the race detector too.
 func TestManyWaiters(t *testing.T) {
 	s := NewTickets()
 	var group sync.WaitGroup
@@ -109,8 +116,7 @@ func TestManyWaiters(t *testing.T) {
 		ticket := s.New(nil)
 		for range 3 {
 			group.Go(func() {
-				// Who comes when another has been told finds none.
-				if done, err := s.Wait(ticket.ID, time.Hour); !done && fault.CodeOf(err) != fault.Value {
+				if done, err := ticket.Wait(time.Hour); !done || err != nil {
 					t.Error(done, err)
 				}
 			})
@@ -118,19 +124,19 @@ func TestManyWaiters(t *testing.T) {
 		group.Go(func() { s.Finish(ticket, nil) })
 	}
 	group.Wait()
-	if len(s.mu.open) != 0 {
-		t.Errorf("%d tickets are open at the end", len(s.mu.open))
+	if s.mu.open != 0 {
+		t.Errorf("%d tickets are open at the end", s.mu.open)
 	}
 }
 
 func TestExplainOfATicket(t *testing.T) {
 	s := NewTickets()
-	ticket, silent := s.New(func() string { return "the weather" }), s.New(nil)
-	if s.Explain(ticket.ID) != "the weather" || s.Explain(silent.ID) != "" || s.Explain(99) != "" {
+	ticket, silent := s.New(func() Waiting { return Waiting{Text: "the weather"} }), s.New(nil)
+	if ticket.Explain().Text != "the weather" || silent.Explain().Text != "" {
 		t.Error("wrong explanation")
 	}
 	s.Finish(ticket, nil)
-	if s.Explain(ticket.ID) != "" {
+	if ticket.Explain().Text != "" {
 		t.Error("an ended ticket waits for something")
 	}
 }
@@ -139,9 +145,11 @@ func TestExplainOfATicket(t *testing.T) {
 // may be closed.
 func TestNotifyWaitsForTheCallUnderWay(t *testing.T) {
 	tickets := NewTickets()
+	ticket := tickets.New(nil)
+	number(t, tickets, ticket)
 	entered, leave, left := make(chan bool), make(chan bool), false
 	tickets.Notify(func() { entered <- true; <-leave; left = true })
-	go tickets.Finish(tickets.New(nil), nil)
+	go tickets.Finish(ticket, nil)
 	<-entered
 	go func() { leave <- true }()
 	tickets.Notify(nil)

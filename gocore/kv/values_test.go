@@ -10,7 +10,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// What the ranks push, and the dumb model of its sum: small whole numbers, so that
+// What the ranks push, and the simple model of its sum: small whole numbers, so that
 // every sum and mean is exact in every element type and results are compared bit
 // by bit.
 
@@ -34,7 +34,7 @@ func value(dtype wire.DType, workers, rank int, key, round uint64, i int) int {
 	return workers * (3*rank + int(m>>20)%3)
 }
 
-// part says which ranks contribute values to a round, and what is done with them.
+// part describes the contributions to a round: the ranks that have values, and the operation.
 type part struct {
 	ranks []int
 	op    wire.Op

@@ -1,9 +1,10 @@
-// Package kv is what a worker and an aggregator do with keys: pushes become
+// Package kv holds the worker's and the aggregator's side of keys: pushes become
 // rounds, rounds become packets, sums become finished tickets. It knows neither
 // sockets nor the scheduler's messages.
 package kv
 
 import (
+	"container/list"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -24,16 +25,16 @@ type DataPlane interface {
 	Send(node uint32, m transport.Outgoing)
 }
 
-// WorkerConfig is what a Worker needs to know of its cluster.
+// WorkerConfig describes the cluster to a Worker.
 type WorkerConfig struct {
 	Rank    int
 	Plan    *plan.Plan
 	Lanes   []DataPlane // at least one
 	Tickets *Tickets
 	Log     *slog.Logger
-	// Declare asks the scheduler for the id of a key once all workers agree on it.
-	Declare func(key uint64, t wire.Tensor, done func(id uint32, err error))
-	// Name is how people call a node.
+	// Declare asks the scheduler for the ids of keys. The scheduler answers when all workers have declared a key.
+	Declare func([]Declaration)
+	// Name returns a node's name in texts: "worker 1".
 	Name func(node uint32) string
 }
 
@@ -47,12 +48,15 @@ type Worker struct {
 		byID    map[uint32]*tensor // declared ones
 		asks    asks
 		flights flights
-		failed  error // why no operation is taken any more
-		waiting map[string]string
+		closed  []closedWorker
+		failed  error               // why every operation is refused; nil while all is well
+		freed   [][]byte            // tensors' memory that step frees
+		waiting map[string][]string // see Waiting
 		stats   WorkerStats
 		now     time.Time // as of the last tick
-		told    time.Time // when the log last spoke of a stall
-		perStep uint64    // pushes in a step of the training loop, 0 until told
+		logged  time.Time // when a stall was last logged
+		late    list.List // tensors whose round waits for other workers, in the order of the aggregators' first reports
+		perStep uint64    // pushes in a step of the training loop, 0 until set
 	}
 }
 
@@ -60,7 +64,7 @@ type Worker struct {
 type WorkerStats struct {
 	Tensors     int    `json:"tensors"`
 	Rounds      uint64 `json:"rounds"`
-	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until it was told
+	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until that is set
 	BytesPushed uint64 `json:"bytes_pushed"` // of the caller's arrays
 	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves, and of tables' rows
 }
@@ -71,119 +75,63 @@ func NewWorker(c WorkerConfig) *Worker {
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
 	w.mu.asks.open = map[uint64]*ask{}
-	w.mu.waiting = map[string]string{}
+	w.mu.waiting = map[string][]string{}
+	w.mu.flights.name, w.mu.flights.about = w.name, w.about
 	w.mu.now = time.Now()
 	return w
 }
 
-// Init declares key and gives every worker rank 0's values (round 0, to which all
-// others contribute EMPTY). It copies memory, so the caller's array is free again.
-// The ticket ends when the values are here. policy says when later rounds are applied.
-func (w *Worker) Init(key uint64, dtype wire.DType, policy wire.Policy, memory []byte) (*Ticket, error) {
-	if err := checkArray(key, dtype, memory); err != nil {
-		return nil, err
-	}
-	if !policy.Valid() {
-		return nil, fault.New(fault.Value, "key %d: unknown consistency %d: bounded takes 0 to %d rounds", key, policy, wire.MaxDelay)
-	}
-	t := &tensor{
-		key: key, dtype: dtype, policy: policy, size: uint64(len(memory)), packets: wire.Packets(uint64(len(memory))),
-		kept: make([]byte, len(memory)),
-	}
-	o := &operation{worker: w, tensor: t, verb: verbInit}
-	t.queue = []*operation{o}
-	if w.Rank == 0 {
-		copy(t.kept, memory)
-		o.source = t.kept
-	}
-	if err := w.admit(o); err != nil {
-		return nil, err
-	}
-	return w.declare(o, t.declaration()), nil
-}
-
-// declare asks whether all workers agree on a tensor that was taken in, and gives the ticket of its Init.
-func (w *Worker) declare(o *operation, what wire.Tensor) *Ticket {
-	ticket := o.ticket // which is nil again once it has ended
-	w.Declare(o.tensor.key, what, func(id uint32, err error) {
-		w.step(func() effects { return w.declared(o, id, err) })
-	})
-	return ticket
-}
-
-// declaration is what all workers have to agree on.
-func (t *tensor) declaration() wire.Tensor {
-	what := wire.Tensor{Bytes: t.size, DType: t.dtype, Policy: t.policy}
-	if t.table != nil {
-		what.Bytes, what.Row = uint64(t.table.rows)*uint64(t.table.row), uint32(t.table.row)
-	}
-	return what
-}
-
-// admit takes a new key in.
-func (w *Worker) admit(o *operation) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	t := o.tensor
-	switch {
-	case w.mu.failed != nil:
-		return w.mu.failed
-	case w.mu.byKey[t.key] != nil:
-		return fault.New(fault.Value, "key %d is initialised already: init each key once", t.key)
-	}
-	if o.borrowed {
-		if err := w.mu.flights.take(t.key, o.source, o, nil); err != nil {
-			return err
-		}
-	}
-	w.mu.byKey[t.key] = t
-	o.ticket = w.Tickets.New(func() string { return w.explain(o) })
-	return nil
-}
-
-// declared ends the first half of an Init: all workers agree, or do not.
-func (w *Worker) declared(o *operation, id uint32, err error) effects {
-	t := o.tensor
-	if w.mu.failed != nil { // Fail has ended the ticket
-		return effects{}
-	}
-	if err != nil {
-		delete(w.mu.byKey, t.key)
-		if o.borrowed {
-			w.mu.flights.leave(o.source, o)
-		}
-		return effects{ended: []*Ticket{o.ticket}, err: err}
-	}
-	t.id = id
-	t.runs = plan.Split(t.key, w.Plan.Cut(t.key, t.size, nil), len(w.Lanes))
-	t.last = o
-	w.mu.byID[id] = t
-	w.mu.stats.Tensors++
-	return effects{sends: w.advance(t)}
-}
-
-func checkArray(key uint64, dtype wire.DType, memory []byte) error {
-	switch {
-	case !dtype.Valid():
-		return fault.New(fault.Type, "key %d: unknown element type %d", key, dtype)
-	case !reduce.Supported(dtype):
-		return fault.New(fault.Type, "key %d: %v cannot be summed on this processor: use float64", key, dtype)
-	case len(memory) == 0 || len(memory)%dtype.Size() != 0:
-		return fault.New(fault.Value, "key %d: %d bytes are no array of %v", key, len(memory), dtype)
-	case len(memory) > wire.MaxTensorBytes:
-		return fault.New(fault.Value, "key %d: %d bytes, a tensor has at most %d", key, len(memory), int64(wire.MaxTensorBytes))
-	}
-	return nil
-}
-
-// Push contributes memory to key's next round. The ticket ends when the sum is
-// here, kept for pulls until the next push.
+// Push contributes memory to key's next round. The ticket ends when the sum has
+// arrived; it is kept for pulls until the next push.
 func (w *Worker) Push(key uint64, dtype wire.DType, memory []byte, op wire.Op, priority int32) (*Ticket, error) {
 	return w.enter(&operation{verb: verbPush, source: memory, op: op, priority: priority}, key, dtype, nil)
 }
 
-// PushPull contributes memory and has the sum read straight into out, which may
-// be memory itself. The sum is not kept.
+// Exchange describes one PushPull: Memory is contributed, and the sum is read straight into Out, which may be Memory itself.
+type Exchange struct {
+	Key         uint64
+	DType       wire.DType
+	Memory, Out []byte
+	Op          wire.Op
+	Priority    int32
+}
+
+// PushPullAll contributes arrays and receives their sums, for all exchanges or, after an error, for none. The sums are not kept.
+func (w *Worker) PushPullAll(list []Exchange) (tickets []*Ticket, err error) {
+	w.step(func() (e effects) {
+		begun := make([]*operation, 0, len(list))
+		for i := range list {
+			x := &list[i]
+			o := &operation{verb: verbPushPull, source: x.Memory, op: x.Op, priority: x.Priority}
+			var t *tensor
+			if t, err = w.check(o, x.Key, x.DType, x.Out); err == nil {
+				err = w.checkClosed(t, t.newest()+1)
+			}
+			if err == nil {
+				err = w.borrow(o, x.Key, x.Out)
+			}
+			if err != nil {
+				break
+			}
+			o.worker, o.tensor = w, t
+			begun = append(begun, o)
+		}
+		if err != nil {
+			for _, o := range begun {
+				w.mu.flights.leave(o.source, o)
+				w.mu.flights.leave(o.pulls[0].memory, nil)
+			}
+			return e
+		}
+		for _, o := range begun {
+			tickets = append(tickets, w.launch(o, &e))
+		}
+		return e
+	})
+	return tickets, err
+}
+
+// PushPull is PushPullAll of one exchange.
 func (w *Worker) PushPull(key uint64, dtype wire.DType, memory, out []byte, op wire.Op, priority int32) (*Ticket, error) {
 	return w.enter(&operation{verb: verbPushPull, source: memory, op: op, priority: priority}, key, dtype, out)
 }
@@ -193,28 +141,57 @@ func (w *Worker) Skip(key uint64) (*Ticket, error) {
 	return w.enter(&operation{verb: verbSkip}, key, 0, nil)
 }
 
-// enter checks an operation and queues it, or starts it at once.
+// enter checks an operation and queues it, or starts it at once. Memory for its sum is allocated without the lock, after
+// which all is checked anew.
 func (w *Worker) enter(o *operation, key uint64, dtype wire.DType, out []byte) (ticket *Ticket, err error) {
-	w.step(func() effects {
-		var t *tensor
-		if t, err = w.check(o, key, dtype, out); err != nil {
-			return effects{}
+	for entered := false; !entered; {
+		lacks := uint64(0)
+		w.step(func() effects {
+			var t *tensor
+			entered = true
+			if t, err = w.check(o, key, dtype, out); err == nil {
+				err = w.checkClosed(t, t.newest()+1)
+			}
+			if err != nil {
+				w.mu.freed = append(w.mu.freed, o.kept)
+				return effects{}
+			}
+			switch {
+			case !o.keepsSum() || t.last.keepsSum(): // none is needed, or the last push, perhaps a new one, has brought it
+				w.mu.freed, o.kept = append(w.mu.freed, o.kept), nil
+			case o.kept == nil:
+				entered, lacks = false, t.size
+				return effects{}
+			}
+			if err = w.borrow(o, key, out); err != nil {
+				w.mu.freed = append(w.mu.freed, o.kept)
+				return effects{}
+			}
+			o.worker, o.tensor = w, t
+			var e effects
+			ticket = w.launch(o, &e)
+			return e
+		})
+		if lacks > 0 {
+			o.kept = allocate(lacks)
 		}
-		if err = w.board(o, key, out); err != nil {
-			return effects{}
-		}
-		o.worker, o.tensor = w, t
-		ticket = w.Tickets.New(func() string { return w.explain(o) })
-		o.ticket = ticket // which is nil again once it has ended
-		w.mu.stats.BytesPushed += uint64(len(o.source))
-		t.last = o
-		t.queue = append(t.queue, o)
-		return effects{sends: w.advance(t)}
-	})
+	}
 	return ticket, err
 }
 
-// check gives the tensor on which o is possible.
+// launch queues a checked operation, or starts it at once.
+func (w *Worker) launch(o *operation, e *effects) *Ticket {
+	t := o.tensor
+	ticket := w.Tickets.New(func() Waiting { return w.explain(o) })
+	o.ticket = ticket // nil again once the operation has ended
+	w.mu.stats.BytesPushed += uint64(len(o.source))
+	t.last = o
+	t.queue = append(t.queue, o)
+	e.sends = append(e.sends, w.advance(t)...)
+	return ticket
+}
+
+// check returns the tensor of key if o is possible on it.
 func (w *Worker) check(o *operation, key uint64, dtype wire.DType, out []byte) (*tensor, error) {
 	t, err := w.find(key)
 	if err != nil || o.verb == verbSkip {
@@ -229,13 +206,13 @@ func (w *Worker) check(o *operation, key uint64, dtype wire.DType, out []byte) (
 		}
 	}
 	if o.op == wire.OpMean && !reduce.CanDivide(dtype) {
-		return nil, fault.New(fault.Type, "key %d: a mean of %v would lose its fractions: use op=\"sum\", or float32 arrays", key, dtype)
+		return nil, fault.New(fault.Type, "%s: a mean of %v would lose its fractions: use op=\"sum\", or float32 arrays", t.name, dtype)
 	}
 	return t, nil
 }
 
-// board takes the caller's memory into flight, all of it or nothing.
-func (w *Worker) board(o *operation, key uint64, out []byte) error {
+// borrow records that o uses the caller's memory: source and out, or neither after an error.
+func (w *Worker) borrow(o *operation, key uint64, out []byte) error {
 	if o.verb == verbSkip {
 		return nil
 	}
@@ -254,88 +231,68 @@ func (w *Worker) board(o *operation, key uint64, out []byte) error {
 	return nil
 }
 
-// Pull brings the sum of this worker's last push of key (after Init: rank 0's
-// values) to memory. It is local: nothing is asked of any other node.
-func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (*Ticket, error) {
-	o, kept, ticket, err := w.beginPull(key, dtype, memory)
-	if err != nil || o == nil {
-		return ticket, err
-	}
-	t := o.tensor
-	copy(memory, kept)
-	w.step(func() effects {
-		t.readers--
-		w.mu.flights.leave(memory, nil)
-		return effects{sends: w.advance(t), ended: []*Ticket{ticket}, err: o.err}
-	})
-	return ticket, nil
-}
-
-// beginPull joins the last push, or, where its sum is whole, gives that push and the sum: then
-// no round overwrites the sum before it is copied.
-func (w *Worker) beginPull(key uint64, dtype wire.DType, memory []byte) (whole *operation, kept []byte, ticket *Ticket, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	t, err := w.find(key)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if err := t.fits(dtype, memory); err != nil {
-		return nil, nil, nil, err
-	}
-	o := t.last
-	if !o.keeps() {
-		return nil, nil, nil, fault.New(fault.Value, "key %d: the sum of its last push went to push_pull's own array and is not kept: push first", key)
-	}
-	if err := w.mu.flights.take(key, memory, nil, o); err != nil {
-		return nil, nil, nil, err
-	}
-	ticket = w.Tickets.New(func() string { return w.explain(o) })
-	if !o.whole {
-		t.join(o, pull{memory: memory, ticket: ticket, caller: true})
-		return nil, nil, ticket, nil
-	}
-	t.readers++
-	return o, t.kept, ticket, nil
-}
-
-// find gives the tensor of a key on which operations are possible.
+// find returns the tensor of a key, if it is initialised.
 func (w *Worker) find(key uint64) (*tensor, error) {
 	if w.mu.failed != nil {
 		return nil, w.mu.failed
 	}
 	t := w.mu.byKey[key]
 	if t == nil || t.last == nil {
-		return nil, fault.New(fault.Key, "key %d was never initialised: call init(%d, array) on every worker first", key, key)
+		return nil, fault.New(fault.Key, "%s was never initialised: call init() on every worker first", wire.KeyText(key, ""))
 	}
 	return t, nil
 }
 
-// fits tells whether an array can be pushed to, or pulled from, the tensor.
+// nameOf returns a key's name in texts.
+func (w *Worker) nameOf(key uint64) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.name(key)
+}
+
+// name is nameOf with the lock held.
+func (w *Worker) name(key uint64) string {
+	if t := w.mu.byKey[key]; t != nil {
+		return t.name
+	}
+	return wire.KeyText(key, "")
+}
+
+// about returns the key for errors; the lock is held.
+func (w *Worker) about(key uint64) fault.About {
+	if t := w.mu.byKey[key]; t != nil {
+		return t.about()
+	}
+	return wire.AboutKey(key, "")
+}
+
+func (t *tensor) about() fault.About { return wire.AboutKey(t.key, t.label) }
+
+// fits returns an error if an array cannot be pushed to, or pulled from, the tensor.
 func (t *tensor) fits(dtype wire.DType, memory []byte) error {
 	switch {
 	case t.table != nil:
-		return fault.New(fault.Value, "key %d is a table: push_rows() and pull_rows() are for it", t.key)
+		return fault.New(fault.Value, "%s is a table: use push_rows() and pull_rows()", t.name)
 	case dtype != t.dtype:
-		return fault.New(fault.Type, "key %d holds %v, the array is %v", t.key, t.dtype, dtype)
+		return fault.New(fault.Type, "%s holds %v, the array is %v", t.name, t.dtype, dtype)
 	case uint64(len(memory)) != t.size:
-		return fault.New(fault.Value, "key %d has %d bytes, the array has %d", t.key, t.size, len(memory))
+		return fault.New(fault.Value, "%s has %d bytes, the array has %d", t.name, t.size, len(memory))
 	}
 	return nil
 }
 
-// TensorInfo is what this worker knows of a tensor.
+// TensorInfo describes a tensor on this worker.
 type TensorInfo struct {
 	Bytes       uint64      `json:"bytes"`
-	Row         int         `json:"row"`    // bytes of a row, of a table; else 0
-	Packet      int         `json:"packet"` // bytes of it that are in each packet, but for the last
+	Row         int         `json:"row"`    // bytes of a row of a table; 0: not a table
+	Packet      int         `json:"packet"` // bytes of the tensor in each packet but the last
 	DType       string      `json:"dtype"`
 	Consistency string      `json:"consistency"`
 	Optimizer   *store.Rule `json:"optimizer"` // that this worker has set, rank 0's alone
-	Rate        *float64    `json:"rate"`      // the learning rate that it tells from its next push on, nil: none
+	Rate        *float64    `json:"rate"`      // the learning rate that its next pushes carry, nil: none
 }
 
-// TensorInfo tells what an initialised key is.
+// TensorInfo describes an initialised key.
 func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -354,7 +311,7 @@ func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	return info, nil
 }
 
-// SetTensorCount says how many pushes make a step of the training loop. It is told
+// SetTensorCount sets the number of pushes in a step of the training loop. It is called
 // once, before the first push.
 func (w *Worker) SetTensorCount(n int64) error {
 	w.mu.Lock()
@@ -369,7 +326,7 @@ func (w *Worker) SetTensorCount(n int64) error {
 	return nil
 }
 
-// Stats gives the counts so far.
+// Stats returns the counts so far.
 func (w *Worker) Stats() WorkerStats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -380,48 +337,56 @@ func (w *Worker) Stats() WorkerStats {
 	return s
 }
 
-// Waiting notes whom a barrier or a declaration waits for, as the scheduler says.
+// Waiting records the nodes that a barrier or a declaration waits for, by the scheduler's last report.
 func (w *Worker) Waiting(what string, missing []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mu.waiting[what] = strings.Join(missing, ", ")
+	w.mu.waiting[what] = missing
 }
 
-// WaitingFor is what Waiting noted last for what, "" if nothing.
-func (w *Worker) WaitingFor(what string) string {
+// WaitingFor returns the nodes that Waiting recorded last for a barrier or a declaration.
+func (w *Worker) WaitingFor(what string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.mu.waiting[what]
 }
 
-// explain says in one line what an operation waits for.
-func (w *Worker) explain(o *operation) string {
+// explain describes why an operation has not ended.
+func (w *Worker) explain(o *operation) Waiting {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.waitsFor(o)
 }
 
 // waitsFor is explain with the lock held.
-func (w *Worker) waitsFor(o *operation) string {
+func (w *Worker) waitsFor(o *operation) Waiting {
 	t := o.tensor
+	waiting := Waiting{About: t.about()}
 	switch {
 	case t.last == nil:
-		text := fmt.Sprintf("key %d waits until every worker has declared it", t.key)
-		if missing := w.mu.waiting[fmt.Sprintf("key %d", t.key)]; missing != "" {
-			text += "; missing: " + missing
+		waiting.Text = fmt.Sprintf("%s waits until every worker has declared it", t.name)
+		waiting.Missing = w.mu.waiting[t.name]
+		if len(waiting.Missing) > 0 {
+			waiting.Text += "; missing: " + strings.Join(waiting.Missing, ", ")
 		}
-		return text
+		return waiting
 	case o.whole:
-		return fmt.Sprintf("key %d: the sum is here, the last bytes are being sent", t.key)
+		waiting.Text = fmt.Sprintf("%s: the sum is here, the last bytes are being sent", t.name)
+		return waiting
 	case t.active == nil:
-		return fmt.Sprintf("key %d: its last sum is being copied, then the next round starts", t.key)
+		waiting.Text = fmt.Sprintf("%s: its last sum is being copied, then the next round starts", t.name)
+		return waiting
 	}
-	text := fmt.Sprintf("key %d round %d: the sums of %d of %d packets are here", t.key, t.round, t.active.count, t.packets)
+	text := fmt.Sprintf("%s round %d: the sums of %d of %d packets are here", t.name, t.round, t.active.count, t.packets)
+	if t.active.verb == verbFetch {
+		text = fmt.Sprintf("%s: its initial value: %d of %d packets are here", t.name, t.active.count, t.packets)
+	}
 	if o != t.active {
-		text = "waits for the round before it: " + text
+		text = "waits for the operation before it: " + text
 	}
 	if t.missing != nil {
 		text += "; missing: " + strings.Join(t.missing, ", ")
 	}
-	return text
+	waiting.Text, waiting.Missing = text, t.missing
+	return waiting
 }

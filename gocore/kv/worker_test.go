@@ -2,6 +2,7 @@ package kv
 
 import (
 	"bytes"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,7 +18,6 @@ import (
 // TestPullIsTheSumOfTheLastPush: whenever the pull comes, and however many do.
 func TestPullIsTheSumOfTheLastPush(t *testing.T) {
 	for moment, play := range map[string]func(d *desk, push func() *Ticket, pull func()){
-		"after init":             func(_ *desk, _ func() *Ticket, pull func()) { pull() },
 		"before any sum is here": func(d *desk, push func() *Ticket, pull func()) { push(); pull(); d.sums(1, 1); d.letGo() },
 		"while the sums arrive": func(d *desk, push func() *Ticket, pull func()) {
 			push()
@@ -96,6 +96,43 @@ func TestPullIsTheSumOfTheLastPush(t *testing.T) {
 	}
 }
 
+// TestPullAfterInit: each pull asks the aggregators for the value anew, and no round begins before it has come.
+func TestPullAfterInit(t *testing.T) {
+	d := newDesk(t, 1).ready(1)
+	if kept := d.mu.byKey[1].kept; kept != nil {
+		t.Errorf("%d bytes are kept of the initial value", len(kept))
+	}
+	one, two := make([]byte, size), make([]byte, size)
+	first, second := d.pull(1, one), d.pull(1, two)
+	d.explains(first, "key 1: its initial value: 0 of 3 packets are here")
+	d.explains(second, "waits for the operation before it: key 1: its initial value: 0 of 3 packets are here")
+	pushed := d.push(1, make([]byte, size))
+	for _, pull := range []struct {
+		ticket *Ticket
+		array  []byte
+	}{{first, one}, {second, two}} {
+		want := wire.Header{Kind: wire.Want, Tensor: 1, Run: 3}
+		if len(d.sent) != 1 || d.sent[0].node != 8 || d.sent[0].Header != want {
+			t.Fatalf("%+v are sent, expected %+v alone", d.sent, want)
+		}
+		d.letGo()
+		d.sums(1, 0, 2, 0)
+		d.underWay(pull.ticket)
+		d.sums(1, 0, 1)
+		d.ended(pull.ticket, "")
+		d.holds(pull.array, 1, 0)
+	}
+	if len(d.sent) != 1 || d.sent[0].Header.Kind != wire.Contrib || d.sent[0].Header.Round != 1 {
+		t.Errorf("%+v are sent, expected round 1", d.sent)
+	}
+	d.letGo()
+	d.sums(1, 1)
+	d.ended(pushed, "")
+	if got := d.Stats().Rounds; got != 2 {
+		t.Errorf("%d rounds are counted: a pull is none", got)
+	}
+}
+
 func TestPullOfTheArrayThatIsPushed(t *testing.T) {
 	packets := []uint32{2, 0, 1}
 	for sums := range len(packets) + 1 {
@@ -155,7 +192,7 @@ func TestPushPull(t *testing.T) {
 	}
 }
 
-// TestPushWaitsForReaders: no sum may overwrite one that a pull is copying.
+// TestPushWaitsForReaders: a round starts only when no pull copies the sum before it.
 func TestPushWaitsForReaders(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	tensor := d.mu.byKey[1]
@@ -196,13 +233,17 @@ func TestPullsWhilePushing(t *testing.T) {
 	}
 	d.must(d.Init(1, wire.Uint8, wire.Sync, array))
 	d.declare(1, nil)
-	sums(0)
+	for p := range uint32(packets) {
+		d.Worker.sum(8, &wire.Header{Kind: wire.Sum, DType: wire.Uint8, Tensor: 1, Packet: p, RawLen: wire.PacketBytes}, nil)
+	}
+	d.must(d.Push(1, wire.Uint8, array, wire.OpSum, 0))
+	sums(1)
 	pulling, pulled := make(chan uint64), make(chan bool)
 	go func() {
 		for round := range pulling {
 			if ticket, err := d.Pull(1, wire.Uint8, out); err != nil {
 				t.Error(err)
-			} else if done, err := d.Tickets.Wait(ticket.ID, time.Hour); !done || err != nil {
+			} else if done, err := ticket.Wait(time.Hour); !done || err != nil {
 				t.Error(done, err)
 			}
 			for i := range out { // the push came first, or the pull did
@@ -215,10 +256,10 @@ func TestPullsWhilePushing(t *testing.T) {
 		}
 	}()
 	for round := range uint64(rounds) {
-		pulling <- round + 1
+		pulling <- round + 2
 		push := d.must(d.Push(1, wire.Uint8, array, wire.OpSum, 0))
 		for !push.Done() {
-			sums(round + 1)
+			sums(round + 2)
 			runtime.Gosched()
 		}
 		<-pulled
@@ -226,14 +267,14 @@ func TestPullsWhilePushing(t *testing.T) {
 	close(pulling)
 }
 
-// sender is a data plane that is one function.
+// sender implements DataPlane by one function.
 type sender func(uint32, transport.Outgoing)
 
 func (s sender) Send(node uint32, m transport.Outgoing) { s(node, m) }
 
-// TestWhatIsSent: the runs of each kind of operation over two aggregators.
-func TestWhatIsSent(t *testing.T) {
-	shares, err := plan.New(7, []plan.Share{{Node: 8, Share: 1}, {Node: 9, Share: 2}})
+// TestSentPackets: the runs of each kind of operation over two aggregators.
+func TestSentPackets(t *testing.T) {
+	shares, err := plan.New([]plan.Share{{Node: 8, Share: 1}, {Node: 9, Share: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +284,7 @@ func TestWhatIsSent(t *testing.T) {
 	}
 	second := uint64(runs[1].First) * wire.PacketBytes
 	for _, c := range []struct {
-		what string
+		name string
 		rank int
 		do   func(d *desk, array []byte)
 		want wire.Header // of both runs, but for the numbers of packets
@@ -268,11 +309,11 @@ func TestWhatIsSent(t *testing.T) {
 		}
 		c.do(d, array)
 		if len(d.sent) != 2 {
-			t.Fatalf("%s: %d runs", c.what, len(d.sent))
+			t.Fatalf("%s: %d runs", c.name, len(d.sent))
 		}
 		for i, run := range runs {
 			got, want := d.sent[i], c.want
-			want.DType, want.Tensor, want.Packet, want.Run, want.Plan = wire.Float32, 5, run.First, 1, 7
+			want.DType, want.Tensor, want.Packet, want.Run = wire.Float32, 5, run.First, 1
 			var data []byte
 			if want.Kind == wire.Empty {
 				want.Run, want.RawLen = run.Count, []uint32{wire.PacketBytes, 4}[i]
@@ -282,7 +323,7 @@ func TestWhatIsSent(t *testing.T) {
 			same := c.want.Round == 0 || data == nil || &got.Data[0] == &data[0]
 			if got.node != run.Node || got.Header != want || !slices.Equal(got.Data, data) || !same {
 				t.Errorf("%s, run %d: to node %d: %+v with %d bytes (the caller's: %v)\nexpected to node %d: %+v with %d bytes",
-					c.what, i, got.node, got.Header, len(got.Data), same, run.Node, want, len(data))
+					c.name, i, got.node, got.Header, len(got.Data), same, run.Node, want, len(data))
 			}
 		}
 	}
@@ -296,7 +337,7 @@ func TestUnwantedSumsAreDropped(t *testing.T) {
 	d.letGo()
 	d.sums(1, 1, 0)
 	rubbish := bytes.Repeat([]byte{0xee}, wire.PacketBytes)
-	for what, h := range map[string]wire.Header{
+	for name, h := range map[string]wire.Header{
 		"again":            {Tensor: 1, Round: 1, Packet: 0},
 		"the last round":   {Tensor: 1, Round: 0, Packet: 1},
 		"the next round":   {Tensor: 1, Round: 2, Packet: 1},
@@ -311,7 +352,7 @@ func TestUnwantedSumsAreDropped(t *testing.T) {
 		d.arrive(h, rubbish)
 		d.arrive(h, nil)
 		if bytes.IndexByte(array, 0xee) >= 0 {
-			t.Errorf("%s: the array has changed", what)
+			t.Errorf("%s: the array has changed", name)
 		}
 		d.explains(ticket, "key 1 round 1: the sums of 1 of 3 packets are here")
 	}
@@ -348,7 +389,7 @@ func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 	worker := newDesk(t, 0).ready(1)
 	server := Handler{Self: 8, Aggregator: NewAggregator([]uint32{9, 11}, worker, false, worker.Log)}
 	for _, c := range []struct {
-		what    string
+		name    string
 		handler *Handler
 		h       wire.Header
 	}{
@@ -359,7 +400,7 @@ func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 		{"a contribution of a server", &server, wire.Header{Kind: wire.Contrib, RawLen: 4}},
 	} {
 		c.h.DType, c.h.Run = wire.Uint8, 1
-		var l transport.Landing
+		var l transport.Destination
 		var err error
 		if c.h.Kind != wire.Empty {
 			c.h.WireLen = c.h.RawLen
@@ -369,7 +410,7 @@ func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 			err = c.handler.Arrived(10, &c.h, l)
 		}
 		if err == nil {
-			t.Errorf("%s is taken", c.what)
+			t.Errorf("%s is taken", c.name)
 		}
 	}
 	if n := server.Aggregator.pool.Lent(); n != 0 {
@@ -377,7 +418,7 @@ func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 	}
 }
 
-func TestMissingIsToldAndLogged(t *testing.T) {
+func TestMissingWorkersAreLogged(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
 	ticket := d.push(1, make([]byte, size))
 	told := wire.Header{Kind: wire.Missing, DType: wire.Uint8, Tensor: 1, Run: 1, Round: 1, RawLen: 8, WireLen: 8}
@@ -402,23 +443,45 @@ func TestMissingIsToldAndLogged(t *testing.T) {
 		t.Errorf("too early: %q", d.log.String())
 	}
 	d.handler.Tick(start.Add(LogAfter))
-	d.handler.Tick(start.Add(LogAfter * 3 / 2)) // told just before
+	d.handler.Tick(start.Add(LogAfter * 3 / 2)) // logged just before
 	if strings.Count(d.log.String(), `msg="no progress for 5 s" key=1 round=1 missing="worker 1, worker 2" other_keys=0`) != 1 {
 		t.Errorf("the log is %q", d.log.String())
 	}
 	d.log.Reset()
-	for what, h := range map[string]wire.Header{
+	for name, h := range map[string]wire.Header{
 		"another round": {Tensor: 1, Round: 2}, "no such tensor": {Tensor: 77, Round: 1},
 	} {
 		h.Kind, h.RawLen = wire.Missing, 4
 		d.arrive(h, []byte{15, 0, 0, 0})
 		d.explains(ticket, "key 1 round 1: the sums of 0 of 3 packets are here; missing: worker 1, worker 2")
 		if d.log.Len() > 0 {
-			t.Errorf("%s is logged: %s", what, d.log.String())
+			t.Errorf("%s is logged: %s", name, d.log.String())
 		}
 	}
 	d.letGo()
 	d.sums(1, 1)
 	next := d.push(1, make([]byte, size))
 	d.explains(next, "key 1 round 2: the sums of 0 of 3 packets are here")
+}
+
+// TestTickIsBounded: however many tensors wait for other workers, a tick looks at maxLooks of them.
+func TestTickIsBounded(t *testing.T) {
+	d := newDesk(t, 0)
+	begun := time.Now()
+	tensors := make([]*tensor, maxLooks+7)
+	for i := range tensors {
+		tensors[i] = &tensor{key: uint64(i), begun: begun}
+		d.setMissing(tensors[i], []string{"worker 1"})
+		d.setMissing(tensors[i], []string{"worker 1", "worker 2"}) // the same place
+	}
+	d.handler.Tick(begun.Add(LogAfter))
+	if want := fmt.Sprintf(`key=0 round=0 missing="worker 1, worker 2" other_keys=%d`, maxLooks-1); !strings.Contains(d.log.String(), want) {
+		t.Errorf("the log is %q, want %q", d.log.String(), want)
+	}
+	for _, each := range tensors {
+		d.setMissing(each, nil)
+	}
+	if d.mu.late.Len() != 0 {
+		t.Errorf("%d tensors are looked at whose rounds are complete", d.mu.late.Len())
+	}
 }

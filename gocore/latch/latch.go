@@ -1,7 +1,7 @@
-// Package latch is an event that happens once and that threads wait for. A thread
-// sleeps in the kernel, by a futex, not as a goroutine: the one that opens the latch
-// wakes it directly. A goroutine that a Python thread has called into is bound to that
-// thread, and Go's scheduler would wake another thread first to hand it over.
+// Package latch provides a one-shot event that threads wait for. A waiting thread sleeps
+// in the kernel, on a futex, so that Open wakes it directly. A channel would be slower: a
+// goroutine that serves a Python thread is bound to that thread, and Go's scheduler would
+// first wake another thread to hand the goroutine over.
 package latch
 
 import (
@@ -14,31 +14,31 @@ import (
 )
 
 const (
-	closed  = iota // at first
-	awaited        // and somebody may sleep
+	closed  = iota // the zero value
+	awaited        // closed, and a thread may sleep
 	open
 )
 
-// Of linux/futex.h, for memory of this process alone.
+// FUTEX_WAIT and FUTEX_WAKE of linux/futex.h, with FUTEX_PRIVATE_FLAG: no other process waits.
 const (
 	futexWait = 0 | 128
 	futexWake = 1 | 128
 )
 
-// Latch is closed until Open. The zero value is closed; a Latch is not to be copied.
+// Latch is closed until Open. The zero value is closed; a Latch must not be copied.
 type Latch struct{ state atomic.Uint32 }
 
-// Open opens the latch and wakes all who wait. It never sleeps.
+// Open opens the latch and wakes all waiters. It does not block.
 func (l *Latch) Open() {
 	if l.state.Swap(open) == awaited {
 		unix.RawSyscall6(unix.SYS_FUTEX, l.address(), futexWake, math.MaxInt32, 0, 0, 0)
 	}
 }
 
-// Opened tells whether the latch is open.
+// Opened reports whether the latch is open.
 func (l *Latch) Opened() bool { return l.state.Load() == open }
 
-// Wait waits until the latch is open, at most timeout, and tells whether it is.
+// Wait waits for Open, at most for timeout, and reports whether the latch is open.
 func (l *Latch) Wait(timeout time.Duration) bool {
 	if l.Opened() || timeout <= 0 {
 		return l.Opened()
@@ -46,7 +46,7 @@ func (l *Latch) Wait(timeout time.Duration) bool {
 	l.state.CompareAndSwap(closed, awaited)
 	for end := time.Now().Add(timeout); ; {
 		left := unix.NsecToTimespec(int64(timeout))
-		// Whatever it returns, the state tells; it returns at once where the state is no longer awaited.
+		// The result does not matter: the loop reads the state again. The call returns at once if the state is no longer awaited.
 		unix.Syscall6(unix.SYS_FUTEX, l.address(), futexWait, awaited,
 			uintptr(unsafe.Pointer(&left)), 0, 0)
 		if timeout = time.Until(end); l.Opened() || timeout <= 0 {
@@ -55,5 +55,5 @@ func (l *Latch) Wait(timeout time.Duration) bool {
 	}
 }
 
-// address is good as long as l is alive: Go's heap does not move.
+// address stays valid as long as l is alive: Go's heap does not move objects.
 func (l *Latch) address() uintptr { return uintptr(unsafe.Pointer(&l.state)) }

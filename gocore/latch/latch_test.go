@@ -22,9 +22,9 @@ func TestClosedAndOpen(t *testing.T) {
 	}
 }
 
-// TestEveryoneWakes lets waits and the end meet at any moment. What was written before
-// Open is seen after Wait, also by the race detector.
-func TestEveryoneWakes(t *testing.T) {
+// Waits and Open run in any order. A write before Open is visible after Wait; the race
+// detector agrees.
+func TestOpenWakesAllWaiters(t *testing.T) {
 	for range 2000 {
 		var l Latch
 		var group sync.WaitGroup

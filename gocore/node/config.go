@@ -16,7 +16,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Setting is one name that fptps reads from the environment.
+// Setting is one environment variable of fptps.
 type Setting struct {
 	Name    string `json:"name"`
 	Default string `json:"default"`
@@ -30,35 +30,37 @@ type Setting struct {
 // Config is a node's settings.
 type Config struct {
 	Role              cluster.Role
-	RoleGiven         bool // not by default
+	RoleGiven         bool // the environment names the role
 	Workers, Servers  int
-	SchedulerHost     string // "" on a worker: alone in the process, no cluster
+	SchedulerHost     string // "" on a worker that runs alone
 	SchedulerPort     int
-	Host              string // "" until the route to the scheduler tells it
+	Host              string // "": the address of the route to the scheduler
 	Port              int
+	DataPort          int   // 0: any free one
 	Share             int   // -1: not set
-	Rank              int   // that this node would like; -1: any
-	LinkRate          int64 // bit/s; -1: what the network interface says
-	Van               transport.Share
+	Rank              int   // requested rank; -1: any
+	LinkRate          int64 // bit/s; -1: that of the network interface
+	SharedMemory      transport.SharedMemory
 	Schedule          transport.Schedule
-	WholeSums         bool // sums of a tensor leave together
+	WholeSums         bool // all sums of a tensor are sent together
 	Secret            string
 	Verbose           int
 	JoinTimeout       time.Duration
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
 	RecoveryTimeout   time.Duration
+	Resend            bool // see cluster.Config
 	SendBuffer        int
 	ReceiveBuffer     int
-	PS                bool // it is its program that ends a server or scheduler, and programs of ps-lite may be in its cluster
-	Customer          int  // of the process, the one that starts it
+	PS                bool // the program uses fptps.ps: it ends a server or scheduler itself, and may meet programs of ps-lite
+	Customer          int  // number of the customer that starts the node
 }
 
-// Alone tells whether there is no cluster: one worker, everything in the process.
+// Alone reports whether the node is a worker without a cluster.
 func (c *Config) Alone() bool { return c.Role == cluster.RoleWorker && c.SchedulerHost == "" }
 
-// Settings is the one table of names. docs/configuration.md is made from it.
-// Names that dmlc ps-lite has mean here what they mean there.
+// Settings lists all names that fptps reads. docs/configuration.md is made from it.
+// Names of dmlc ps-lite have their meaning there.
 var Settings = []Setting{
 	{Name: "DMLC_ROLE", Default: "worker", Doc: "`scheduler`, `server` or `worker`.", parse: parseRole},
 	{Name: "DMLC_PS_ROOT_URI", Doc: "Address of the scheduler. A worker without it, and without any other of DMLC_ROLE, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and DMLC_NUM_SERVER, runs alone: one worker, no network.",
@@ -67,46 +69,52 @@ var Settings = []Setting{
 	{Name: "DMLC_NUM_WORKER", Doc: "Number of workers.", parse: integer(1, wire.MaxWorkers, func(c *Config) *int { return &c.Workers })},
 	{Name: "DMLC_NUM_SERVER", Doc: "Number of servers; 0 is allowed: the workers then sum among themselves.",
 		parse: integer(0, wire.MaxWorkers, func(c *Config) *int { return &c.Servers })},
-	{Name: "DMLC_NODE_HOST", Doc: "Address under which other nodes reach this one. Default: the address of the route to the scheduler.",
+	{Name: "DMLC_NODE_HOST", Doc: "Address that other nodes connect to. Default: this machine's address on the route to the scheduler.",
 		parse: func(c *Config, v string) error { c.Host = v; return nil }},
-	{Name: "DMLC_INTERFACE", Doc: "Network interface whose address other nodes reach this one under; DMLC_NODE_HOST goes before it.", parse: parseInterface},
-	{Name: "PORT", Default: "0", Doc: "Port of this node's control messages; 0: any free one. The scheduler always uses DMLC_PS_ROOT_PORT.",
+	{Name: "DMLC_INTERFACE", Doc: "Network interface whose address other nodes connect to. DMLC_NODE_HOST overrides it.", parse: parseInterface},
+	{Name: "PORT", Default: "0", Doc: "Port on which this node accepts control messages; 0: any free one. The scheduler always uses DMLC_PS_ROOT_PORT.",
 		parse: integer(0, 65535, func(c *Config) *int { return &c.Port })},
+	{Name: "FPTPS_DATA_PORT", Default: "0", Doc: "Port on which this node accepts data connections, for firewalls and containers; 0: any free one. The scheduler has one too.",
+		parse: integer(0, 65535, func(c *Config) *int { return &c.DataPort })},
 	{Name: "PS_VERBOSE", Default: "0", Doc: "0: warnings and errors, 1: also what the node does, 2: everything.",
 		parse: integer(0, 2, func(c *Config) *int { return &c.Verbose })},
 	{Name: "PS_HEARTBEAT_INTERVAL", Default: "5", Unit: "seconds", Doc: "Time between two heartbeats to the scheduler; 0: none.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
-		Doc:   "A node that was silent for so long is dead; 0: never. A killed process is noticed at once, without it.",
+		Doc:   "A node without a heartbeat for so long is dead; 0: never. The end of a process is noticed at once, without it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatTimeout })},
+	{Name: "PS_RESEND", Default: "0", Doc: "1: the ps-lite programs of this cluster run with PS_RESEND=1, and wait until each message is acknowledged. Between nodes of fptps nothing has to be sent again.",
+		parse: func(c *Config, v string) error {
+			return oneOf(&c.Resend, v, map[string]bool{"0": false, "1": true}, "0 or 1 is expected")
+		}},
 	{Name: "FPTPS_RECOVERY_TIMEOUT", Default: "60", Unit: "seconds",
-		Doc:   "Of the scheduler, in a cluster of `fptps.ps` and ps-lite's programs: how long the place of a dead node is kept for another before the cluster ends; 0: it ends at once.",
+		Doc:   "Of the scheduler, in a cluster of `fptps.ps` and ps-lite's programs: how long it keeps the place of a dead node for a successor before the cluster ends; 0: the cluster ends at once.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},
-	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join; on a worker also the bound of every wait that has none of its own. `KVWorker(timeout=)` goes before it.",
+	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join. On a worker also the bound of every wait without a timeout of its own; `KVWorker(timeout=)` overrides it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
-	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, a whole number relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",
+	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, an integer relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",
 		parse: integer(0, wire.MaxShare, func(c *Config) *int { return &c.Share })},
-	{Name: "DMLC_WORKER_ID", Doc: "The rank that a worker would like. Default: the scheduler orders workers by host and port.", parse: rank(cluster.RoleWorker)},
+	{Name: "DMLC_WORKER_ID", Doc: "The rank that a worker asks for. Default: the scheduler orders workers by host and port.", parse: rank(cluster.RoleWorker)},
 	{Name: "DMLC_SERVER_ID", Doc: "The same for a server.", parse: rank(cluster.RoleServer)},
-	{Name: "FPTPS_TOKEN", Secret: true, Doc: "A secret word that all nodes of a cluster share. Nodes with another are refused. `fptps run` makes one up.",
+	{Name: "FPTPS_TOKEN", Secret: true, Doc: "A secret word that all nodes of a cluster share. Nodes with another one are refused. `fptps run` generates one.",
 		parse: func(c *Config, v string) error { c.Secret = v; return nil }},
 	{Name: "FPTPS_LINK_RATE", Unit: "bit/s",
-		Doc:   "Rate of this node's network link, each direction: `1gbit`, `500mbit`. What leaves on it is paced just below, so that no queue builds up; 0: not paced. Default: the rate that the network interface reports, if any. Within one host nothing is paced.",
+		Doc:   "The most that this node's network link carries, each direction: `1gbit`, `500mbit`; it need not be set. Packets to other hosts leave just below this rate; 0: without that bound. Default: the rate that the network interface reports, if any.",
 		parse: bits(func(c *Config) *int64 { return &c.LinkRate })},
 	{Name: "FPTPS_VAN", Default: "auto",
-		Doc:   "How tensors travel between nodes of one host: `auto`: through shared memory where both are willing, `tcp`: never so, `shm`: always, and a node on another host is an error.",
-		parse: parseVan},
+		Doc:   "How tensors travel between nodes of one host: `auto`: through shared memory if both nodes permit it; `tcp`: always over TCP; `shm`: always through shared memory, and a node on another host is an error.",
+		parse: parseSharedMemory},
 	{Name: "FPTPS_SCHEDULE", Default: "packet",
 		Doc:   "The order in which packets leave, the same on all nodes, to see what each idea is worth: `packet`: the most urgent packet first; `message`: the most urgent tensor first, and whole; `partitioned`: packets in order, without priorities; `fifo`: the same, and no sum leaves before its whole tensor is summed.",
 		parse: parseSchedule},
-	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: left to the kernel, which is best nearly always.",
+	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: the kernel chooses, which is nearly always best.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
-	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: left to the kernel, which is best nearly always.",
+	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: the kernel chooses, which is nearly always best.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.ReceiveBuffer })},
 }
 
-// ParseConfig reads the settings from environment, in which other names may stand
-// as well. An empty value means that the name is not set.
+// ParseConfig reads the settings from environment, and ignores other names in it.
+// An empty value means that the name is not set.
 func ParseConfig(environment map[string]string) (Config, error) {
 	c := Config{Role: cluster.RoleWorker, RoleGiven: environment["DMLC_ROLE"] != "", Share: -1, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
 	for _, s := range Settings {
@@ -128,10 +136,10 @@ func ParseConfig(environment map[string]string) (Config, error) {
 	return c, c.check()
 }
 
-// check finds what is missing, or fits badly together.
+// check returns an error for settings that are missing or contradict each other.
 func (c *Config) check() error {
-	// Half a cluster's settings without the scheduler's address are a mistake, not a
-	// wish to train alone: every process would train a model of its own.
+	// Settings of a cluster without the scheduler's address are a mistake, not a wish to
+	// train alone: every process would train a model of its own.
 	if c.Alone() && !c.RoleGiven && c.SchedulerPort == 0 && c.Workers < 0 && c.Servers < 0 {
 		c.Workers, c.Servers = 1, 0
 		return nil
@@ -175,7 +183,7 @@ func ParseOptions(options string) (Config, error) {
 	return ParseConfig(environment)
 }
 
-// oneOf sets to to what value stands for among choices.
+// oneOf sets to to the choice that value names.
 func oneOf[T any](to *T, value string, choices map[string]T, expected string) error {
 	choice, known := choices[value]
 	if !known {
@@ -191,9 +199,9 @@ func parseRole(c *Config, value string) error {
 	}, "a role is scheduler, server or worker")
 }
 
-func parseVan(c *Config, value string) error {
-	return oneOf(&c.Van, value, map[string]transport.Share{
-		"auto": transport.ShareAuto, "tcp": transport.ShareNever, "shm": transport.ShareAlways,
+func parseSharedMemory(c *Config, value string) error {
+	return oneOf(&c.SharedMemory, value, map[string]transport.SharedMemory{
+		"auto": transport.SharedMemoryAuto, "tcp": transport.SharedMemoryNever, "shm": transport.SharedMemoryAlways,
 	}, "auto, tcp or shm is expected")
 }
 
@@ -236,7 +244,7 @@ func integer(least, most int, field func(*Config) *int) func(*Config, string) er
 	}
 }
 
-// rank reads the rank that a node of one role would like; it means nothing to others.
+// rank reads the requested rank of a node of one role; other roles ignore it.
 func rank(role cluster.Role) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		wish := -1

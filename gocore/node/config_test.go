@@ -8,6 +8,7 @@ import (
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
+	"fptps/gocore/van"
 )
 
 func environment(extra ...string) map[string]string {
@@ -44,6 +45,23 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// A stranger can send no long frame to a node that takes no tensors over the control plane.
+func TestLongestFrame(t *testing.T) {
+	for _, tc := range []struct {
+		config Config
+		want   int
+	}{
+		{Config{Role: cluster.RoleWorker}, van.MaxMeta},
+		{Config{Role: cluster.RoleScheduler}, van.MaxMeta},
+		{Config{Role: cluster.RoleServer}, van.MaxFrame},
+		{Config{Role: cluster.RoleWorker, PS: true}, van.MaxFrame},
+	} {
+		if got := tc.config.longestFrame(); got != tc.want {
+			t.Errorf("%+v: %d bytes, want %d", tc.config, got, tc.want)
+		}
+	}
+}
+
 func TestConfigErrorsNameTheSetting(t *testing.T) {
 	for _, c := range []struct{ setting, says string }{
 		{"DMLC_ROLE=boss", "scheduler, server or worker"},
@@ -54,6 +72,7 @@ func TestConfigErrorsNameTheSetting(t *testing.T) {
 		{"DMLC_NUM_WORKER=0", "1 to 1024"},
 		{"DMLC_NUM_SERVER=-1", "0 to 1024"},
 		{"PORT=65536", "0 to 65535"},
+		{"FPTPS_DATA_PORT=65536", "0 to 65535"},
 		{"FPTPS_SHARE=-1", "0 to 1048576"},
 		{"FPTPS_TIMEOUT=soon", "seconds"},
 		{"FPTPS_TIMEOUT=-1", "seconds"},

@@ -8,32 +8,34 @@ import (
 	"fptps/gocore/kv"
 )
 
-// maxCustomers bounds those that start while the node joins.
+// maxCustomers bounds the customers that start before the node has joined.
 const maxCustomers = 1024
 
-// Enter has another customer of the process ask for a place in the cluster, one of
-// DMLC_NUM_WORKER. The ticket ends when all nodes are there.
+// Enter joins another customer of the process to the cluster; it counts in
+// DMLC_NUM_WORKER. The ticket ends when all nodes have joined.
 func (n *Node) Enter(customer int) *kv.Ticket {
 	ticket := n.Tickets.New(n.explainLife)
 	select {
-	case n.others <- customer:
+	case n.newCustomers <- customer:
 	default:
 	}
-	go func() {
-		<-n.over
-		err := n.lived
+	go n.guard(func() error {
+		<-n.lifeOver
+		err := n.lifeErr
 		if err == nil && (n.post() == nil || !slices.Contains(n.post().Customers(), customer)) {
 			err = fault.New(fault.Config, "customer %d started after the cluster was complete: DMLC_NUM_WORKER (or DMLC_NUM_SERVER) counts every customer that calls start", customer)
 		}
 		n.Tickets.Finish(ticket, err)
-	}()
+		return nil
+	})
 	return ticket
 }
 
-// Meet is a barrier of a group that this node is in, for one customer of the process.
-func (n *Node) Meet(customer, group int) (*kv.Ticket, error) {
+// CustomerBarrier is a barrier of a group that contains this node, for one customer of the
+// process.
+func (n *Node) CustomerBarrier(customer, group int) (*kv.Ticket, error) {
 	n.mu.Lock()
-	err, post, scheduler := n.wellLocked(), n.mu.post, n.mu.scheduler
+	err, post, scheduler := n.checkOpenLocked(), n.mu.post, n.mu.scheduler
 	n.mu.Unlock()
 	switch {
 	case err != nil:
@@ -41,14 +43,39 @@ func (n *Node) Meet(customer, group int) (*kv.Ticket, error) {
 	case post == nil && scheduler == nil:
 		return nil, fault.New(fault.Closed, "this node has not joined its cluster yet")
 	}
-	ticket := n.Tickets.New(func() string { return "a barrier of " + groupName(group) })
-	done := func(err error) { n.Tickets.Finish(ticket, n.cause(err)) }
+	ticket := n.Tickets.New(func() kv.Waiting { return kv.Waiting{Text: "a barrier of " + groupName(group)} })
 	if scheduler != nil {
-		scheduler.Barrier(group, done)
+		scheduler.Barrier(group, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
 	} else {
-		post.Barrier(customer, group, done)
+		n.enterBarrier(ticket, post, customer, group)
 	}
 	return ticket, nil
+}
+
+// enterBarrier enters a barrier. The ticket ends with it.
+func (n *Node) enterBarrier(ticket *kv.Ticket, post *cluster.Postoffice, customer, group int) {
+	withdraw := post.Barrier(customer, group, func(err error) {
+		n.Tickets.Finish(ticket, n.cause(err))
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.mu.barriers, ticket)
+	})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !ticket.Done() {
+		n.mu.barriers[ticket] = withdraw
+	}
+}
+
+// Withdraw leaves the barrier of a ticket, so that it can be entered again. The ticket ends
+// with a Timeout error, or without error if all nodes had entered first.
+func (n *Node) Withdraw(ticket *kv.Ticket) {
+	n.mu.Lock()
+	withdraw := n.mu.barriers[ticket]
+	n.mu.Unlock()
+	if withdraw != nil {
+		withdraw(fault.New(fault.Timeout, "left the barrier, which not all entered in time. Entering it again is fine"))
+	}
 }
 
 func groupName(group int) string {
@@ -63,10 +90,10 @@ func groupName(group int) string {
 	return "workers and servers"
 }
 
-// Place is what a node knows of the cluster: its members' ids and roles.
+// Place describes the cluster: the ids and roles of its members.
 type Place struct {
 	ID        int      `json:"id"`
-	Recovered bool     `json:"recovered"` // this node has the place of one that had died
+	Recovered bool     `json:"recovered"` // this node is the successor of a dead one
 	Members   []Member `json:"members"`   // the scheduler last
 	Dead      []int    `json:"dead"`
 }
@@ -77,7 +104,7 @@ type Member struct {
 	Role string `json:"role"`
 }
 
-// Place tells the ids of all nodes, once the node has joined.
+// Place returns the ids of all nodes, once this node has joined.
 func (n *Node) Place() Place {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,24 +1,38 @@
 package node
 
 import (
-	"encoding/json"
 	"fmt"
-	"maps"
+	"slices"
 
 	"fptps/gocore/cluster"
+	"fptps/gocore/kv"
+	"fptps/gocore/transport"
 )
 
-// Info is who a node is.
+// maxAsked bounds how many nodes that ask to join are recorded, for each node of the cluster.
+const maxAsked = 4
+
+// Info describes a node.
 type Info struct {
 	Role       string `json:"role"`
-	Joined     bool   `json:"joined"` // the whole cluster has been there
+	Joined     bool   `json:"joined"` // all nodes of the cluster have joined
 	Rank       int    `json:"rank"`
 	NumWorkers int    `json:"num_workers"`
 	NumServers int    `json:"num_servers"`
 	Scheduler  string `json:"scheduler"` // host:port, "" without a cluster
+
+	// Of the scheduler: the nodes that have asked to join, in order, and all nodes once they have joined.
+	Asked   []Asked  `json:"asked"`
+	Members []string `json:"members"`
 }
 
-// Info tells who this node is; its rank only once it has joined.
+// Asked describes a node that has asked to join.
+type Asked struct {
+	Node    string   `json:"node"`    // its role and address, and its requested rank
+	Missing []string `json:"missing"` // the nodes that the scheduler still waits for
+}
+
+// Info describes this node; its rank is known once it has joined.
 func (n *Node) Info() Info {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -27,52 +41,70 @@ func (n *Node) Info() Info {
 		i.Rank = n.mu.view.Rank()
 		i.Scheduler = fmt.Sprintf("%s:%d", n.config.SchedulerHost, n.config.SchedulerPort)
 	}
+	if n.config.Role == cluster.RoleScheduler {
+		i.Asked = slices.Clone(n.mu.asked)
+		for _, m := range n.mu.view.Members[:max(0, len(n.mu.view.Members)-1)] { // the last is the scheduler itself
+			i.Members = append(i.Members, fmt.Sprintf("%s at %s:%d", cluster.Name(m.ID), m.Host, m.Port))
+		}
+	}
 	return i
 }
 
-// Stats gives the node's counters by name: those of the worker's store, and those
-// of the data plane.
-func (n *Node) Stats() map[string]any {
+// onAsked records that a node has asked to join. Nodes that ask and vanish, again and again, fill no memory.
+func (n *Node) onAsked(m cluster.Member, missing []string) {
+	text := fmt.Sprintf("%v at %s:%d", m.Role, m.Host, m.Port)
+	if m.Place > 0 {
+		text += fmt.Sprintf(" (requested rank %d)", m.Place-1)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.mu.asked) < maxAsked*(n.config.Workers+n.config.Servers) {
+		n.mu.asked = append(n.mu.asked, Asked{text, missing})
+	}
+}
+
+// Stats holds the counters of a node. python/fptps/stats.py has a field for each.
+type Stats struct {
+	kv.WorkerStats
+	transport.Stats
+	RejectedMessages uint64 `json:"rejected_messages"` // messages of apps, from members
+}
+
+// Stats returns the node's counters: zeros for a store or a data plane that it does not have.
+func (n *Node) Stats() Stats {
 	n.mu.Lock()
 	worker, tr := n.mu.worker, n.mu.transport
 	n.mu.Unlock()
-	all := map[string]any{}
-	for _, part := range []any{statsOf(worker != nil, func() any { return worker.Stats() }), statsOf(tr != nil, func() any { return tr.Stats() })} {
-		maps.Copy(all, part.(map[string]any))
+	var s Stats
+	if worker != nil {
+		s.WorkerStats = worker.Stats()
 	}
-	if rejected := n.Office.Rejected(); rejected > 0 {
-		all["rejected_messages"] = rejected
+	if tr != nil {
+		s.Stats = tr.Stats()
 	}
-	return all
+	s.RejectedMessages = n.Office.Rejected()
+	return s
 }
 
-// statsOf turns a struct of counters into names and values.
-func statsOf(there bool, get func() any) map[string]any {
-	named := map[string]any{}
-	if there {
-		text, _ := json.Marshal(get())
-		json.Unmarshal(text, &named)
-	}
-	return named
-}
-
-// missing is whom a barrier or a declaration waits for, as the scheduler said last.
-func (n *Node) missing(what string) string {
+// missingFrom returns the nodes that a barrier or declaration waits for, as the scheduler last
+// reported.
+func (n *Node) missingFrom(event string) []string {
 	n.mu.Lock()
 	worker := n.mu.worker
 	n.mu.Unlock()
 	if worker == nil || n.config.Role != cluster.RoleWorker {
-		return ""
+		return nil
 	}
-	return worker.WaitingFor(what)
+	return worker.WaitingFor(event)
 }
 
-// waiting takes the scheduler's word on whom something waits for.
-func (n *Node) waiting(what string, missing []string) {
+// onWaiting handles the scheduler's report of the nodes that a barrier or declaration waits
+// for.
+func (n *Node) onWaiting(event string, missing []string) {
 	n.mu.Lock()
 	worker := n.mu.worker
 	n.mu.Unlock()
 	if worker != nil {
-		worker.Waiting(what, missing)
+		worker.Waiting(event, missing)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"fptps/gocore/cluster"
@@ -17,8 +18,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// runMember brings a worker or a server into its cluster: listen, ADD_NODE,
-// data connections, the start barrier. A server then waits for the end.
+// runMember joins a worker or a server to its cluster: listen, ADD_NODE, data connections,
+// start barrier. A server then waits for the end.
 func (n *Node) runMember() error {
 	ctx, cancel := context.WithTimeout(n.ctx, n.config.JoinTimeout)
 	defer cancel()
@@ -34,8 +35,8 @@ func (n *Node) runMember() error {
 	if err := n.connect(ctx, tr, post.View()); err != nil {
 		return err
 	}
-	if !post.View().Me().Recovered { // as in ps-lite: the others have had that barrier
-		if err := n.allHere(ctx, post); err != nil {
+	if !post.View().Me().Recovered { // as in ps-lite: the others have passed that barrier
+		if err := n.startBarrier(ctx, post); err != nil {
 			return err
 		}
 	}
@@ -47,7 +48,7 @@ func (n *Node) runMember() error {
 	if n.config.Role == cluster.RoleWorker || n.config.PS {
 		n.endLife(nil)
 	} else {
-		n.Close(true)
+		n.Close()
 	}
 	return nil
 }
@@ -61,51 +62,60 @@ func (n *Node) listen() (*transport.Transport, error) {
 		}
 		n.config.Host = host
 	}
-	bind := "" // another host may know this one by an address that is not its own
+	bind := "" // all interfaces: behind NAT, other hosts use an address that this host does not have
 	if ip := net.ParseIP(n.config.Host); ip != nil && ip.IsLoopback() {
 		bind = n.config.Host
 	}
 	tr, err := transport.Listen(transport.Config{
-		Host: bind, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, Share: n.config.Van, Schedule: n.config.Schedule, Log: n.log,
+		Host: bind, Port: n.config.DataPort, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, SharedMemory: n.config.SharedMemory, Schedule: n.config.Schedule, Log: n.log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := n.own(func() { n.mu.transport = tr }); err != nil {
+	if err := n.setIfOpen(func() { n.mu.transport = tr }); err != nil {
 		tr.Close()
 		return nil, err
 	}
 	return tr, nil
 }
 
-// own stores a part of the node, unless the node has ended meanwhile: then nobody
-// but the caller would ever close it.
-func (n *Node) own(store func()) error {
+// setIfOpen calls set, which stores a part of the node, unless the node was closed
+// meanwhile: then the caller must close the part itself.
+func (n *Node) setIfOpen(set func()) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.wellLocked(); err != nil {
+	if err := n.checkOpenLocked(); err != nil {
 		return err
 	}
-	store()
+	set()
 	return nil
 }
 
 // register joins the control plane.
 func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice, error) {
-	v, err := van.NewZMQ(n.log)
+	v, err := van.NewZMQ(n.log, n.config.longestFrame())
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.lost, Vacated: n.vacated, Recovered: n.recovered, Waiting: n.waiting, Message: n.Office.Deliver, Failed: n.controlPlaneFailed}
+	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.own(func() { n.mu.post = post }); err != nil {
+	if err := n.setIfOpen(func() { n.mu.post = post }); err != nil {
 		post.Close()
 		return nil, err
 	}
 	return post, nil
+}
+
+// longestFrame bounds the frames that this node accepts on the control plane: servers and programs of fptps.ps also receive
+// tensors there, from ps-lite programs; others receive control messages alone.
+func (c *Config) longestFrame() int {
+	if c.PS || c.Role == cluster.RoleServer {
+		return van.MaxFrame
+	}
+	return van.MaxMeta
 }
 
 func (n *Node) clusterConfig(dataPort int) cluster.Config {
@@ -115,44 +125,61 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, RecoveryTimeout: c.RecoveryTimeout, Log: n.log,
-		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.others,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }
 
-// connect builds what this node does with data, and its connections.
+// connect makes the store, the aggregator and the data connections of this node.
 func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluster.View) error {
 	t, err := n.tensorsOf(tr, view)
 	if err != nil {
 		return err
 	}
-	if err := n.own(func() { n.mu.worker, n.mu.view = t.worker, view }); err != nil {
+	if err := n.setIfOpen(func() { n.mu.worker, n.mu.view = t.worker, view }); err != nil {
 		return err
 	}
 	dial, accept := connections(view, t.aggregators)
-	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // messages have the first lane
+	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // lane 0 carries messages of apps too
 	for _, h := range t.lanes[1:] {
 		handlers = append(handlers, h)
 	}
 	self := transport.Identity{ID: uint32(view.Self), Incarnation: view.Me().Incarnation, Token: view.Token}
+	n.recordIncarnations(view.Members...)
 	n.Office.Link(tr, slices.Concat(dial, accept)...) // before any of them can send
-	tr.Start(self, incarnations(view, accept), ratesOf(view, t.aggregators), handlers...)
+	tr.Start(self, incarnations(view, accept), payloadRate(view.Me().LinkRate), handlers...)
 	for i := range handlers {
-		if err := n.meet(ctx, tr.Lane(i), view, dial, accept); err != nil {
+		if err := n.connectLane(ctx, tr.Lane(i), view, dial, accept); err != nil {
 			return err
 		}
-		dial = slices.DeleteFunc(dial, func(id int) bool { return id == wire.SchedulerID }) // which has one lane
+		dial = slices.DeleteFunc(dial, func(id int) bool { return id == wire.SchedulerID }) // the scheduler has one lane
 	}
 	close(n.connected)
 	for _, m := range view.Members {
 		if m.Vacant {
-			n.vacated(m.ID, "it died before this node came")
+			n.onVacated(m.ID, "it died before this node joined")
 		}
 	}
 	return nil
 }
 
-// sleep tells whether ctx lasts so long.
+// recordIncarnations records the incarnations that this node is about to connect to.
+func (n *Node) recordIncarnations(members ...cluster.Member) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range members {
+		n.mu.incarnations[m.ID] = m.Incarnation
+	}
+}
+
+// incarnationOf is the incarnation of the latest data connection with a node.
+func (n *Node) incarnationOf(id int) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.incarnations[id]
+}
+
+// sleep waits for d; false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -162,15 +189,15 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// tensors is what a node does with them.
+// tensors holds a node's parts that handle tensors.
 type tensors struct {
 	worker      *kv.Worker
-	aggregators []uint32      // the nodes that values are sent to
+	aggregators []uint32      // nodes that sum
 	lanes       []*kv.Handler // of the data plane
 }
 
-// tensorsOf makes that of this node. Where all nodes take part as programs of ps-lite do, or one is such a program, no
-// tensors travel; messages do, between the nodes that are fptps's.
+// tensorsOf makes the tensors of this node. In a cluster of fptps.ps, or with ps-lite programs in it, there are no tensors; the
+// data plane then carries the messages between fptps's own nodes.
 func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, error) {
 	if view.PSLite() || view.Classic() {
 		if n.config.Role == cluster.RoleWorker && !n.config.PS {
@@ -201,13 +228,13 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 	return t, nil
 }
 
-// handler is one that takes no packets.
+// handler makes a handler without worker and aggregator.
 func (n *Node) handler(view cluster.View) *kv.Handler {
-	return &kv.Handler{Self: uint32(view.Self), OnLost: n.connectionLost, OnFailed: n.dataPlaneFailed}
+	return &kv.Handler{Self: uint32(view.Self), OnLost: n.onConnectionLost, OnFailed: n.onDataPlaneFailed}
 }
 
-// handlers is what this node does with packets, lane by lane: a packet has its lane on
-// all nodes, so that each lane sums its own.
+// handlers makes a handler for each lane. A packet has the same lane on all nodes, so each
+// lane sums its own packets.
 func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*kv.Handler {
 	workers := []uint32{}
 	for _, m := range view.Workers() {
@@ -225,13 +252,13 @@ func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*
 	return all
 }
 
-// meet makes the connections of one lane.
-func (n *Node) meet(ctx context.Context, lane *transport.Transport, view cluster.View, dial, accept []int) error {
+// connectLane makes the connections of one lane.
+func (n *Node) connectLane(ctx context.Context, lane *transport.Transport, view cluster.View, dial, accept []int) error {
 	for _, id := range dial {
 		m := view.Member(id)
 		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
 		err := lane.Dial(ctx, uint32(id), m.Incarnation, address)
-		for err != nil && view.Me().Recovered && sleep(ctx, retryTime) { // who has not heard of this node yet refuses it
+		for err != nil && view.Me().Recovered && sleep(ctx, retryTime) { // a node that does not know this one yet refuses it
 			err = lane.Dial(ctx, uint32(id), m.Incarnation, address)
 		}
 		if err != nil {
@@ -245,12 +272,18 @@ func (n *Node) meet(ctx context.Context, lane *transport.Transport, view cluster
 func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPlane) *kv.Worker {
 	return kv.NewWorker(kv.WorkerConfig{
 		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log,
-		Declare: n.post().Declare,
-		Name:    func(node uint32) string { return cluster.Name(int(node)) },
+		Declare: func(list []kv.Declaration) {
+			declared := make([]cluster.Declaration, len(list))
+			for i, d := range list {
+				declared[i] = cluster.Declaration(d)
+			}
+			n.post().Declare(declared)
+		},
+		Name: func(node uint32) string { return cluster.Name(int(node)) },
 	})
 }
 
-// sharesOf is the plan that every node makes of the members' shares, in the order of their ids.
+// sharesOf makes the plan from the members' shares, in the order of their ids: the same on every node.
 func sharesOf(view cluster.View) (*plan.Plan, error) {
 	var shares []plan.Share
 	for _, m := range view.Members {
@@ -259,13 +292,13 @@ func sharesOf(view cluster.View) (*plan.Plan, error) {
 		}
 	}
 	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
-	return plan.New(1, shares)
+	return plan.New(shares)
 }
 
-// connections says whom this node has data connections with: whom it dials, and
-// who dials it. Every node has one with the scheduler, whose end is the news of a
-// death; each worker has one with every server and aggregator. Of a pair the worker dials
-// the server, and the worker of higher rank dials the other worker. Programs of ps-lite have none.
+// connections returns the ids of the nodes to dial, and of those that dial this node. Every node has a
+// data connection with the scheduler, whose end shows a death; each worker has one with
+// every server and aggregator. A worker dials a server, and of two workers the one of higher
+// rank dials. Programs of ps-lite have none.
 func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 	me := view.Me()
 	for _, m := range view.Members {
@@ -275,26 +308,26 @@ func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 			dial = append(dial, m.ID)
 		case me.Role == cluster.RoleScheduler:
 			accept = append(accept, m.ID)
-		case !exchange(me, m, aggregators) && !workerAndServer(me, m):
+		case !exchangesTensors(me, m, aggregators) && !workerAndServer(me, m):
 		case me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID):
 			dial = append(dial, m.ID)
 		default:
 			accept = append(accept, m.ID)
 		}
 	}
-	slices.Sort(dial) // the scheduler first: it is to know who dies while it dials the others
+	slices.Sort(dial) // the scheduler first, so that it notices a death while the node dials the others
 	return dial, accept
 }
 
-// exchange tells whether values travel between two nodes: one of them is a worker
-// and the other sums.
-func exchange(a, b cluster.Member, aggregators []uint32) bool {
+// exchangesTensors reports whether two nodes exchange tensors: one is a worker, the other
+// sums.
+func exchangesTensors(a, b cluster.Member, aggregators []uint32) bool {
 	works := func(m cluster.Member) bool { return m.Role == cluster.RoleWorker }
 	sums := func(m cluster.Member) bool { return slices.Contains(aggregators, uint32(m.ID)) }
 	return a.ID != b.ID && (works(a) && sums(b) || works(b) && sums(a))
 }
 
-// workerAndServer tells whether two nodes are that: applications' messages travel between them.
+// workerAndServer reports whether two nodes are a worker and a server, which exchange messages of apps.
 func workerAndServer(a, b cluster.Member) bool {
 	return a.Role == cluster.RoleWorker && b.Role == cluster.RoleServer || a.Role == cluster.RoleServer && b.Role == cluster.RoleWorker
 }
@@ -315,32 +348,33 @@ func toUint32(ids []int) []uint32 {
 	return out
 }
 
-// allHere is the start barrier: every node has all its connections.
-func (n *Node) allHere(ctx context.Context, post *cluster.Postoffice) error {
+// startBarrier waits until every node has all its connections.
+func (n *Node) startBarrier(ctx context.Context, post *cluster.Postoffice) error {
 	done := make(chan error, len(post.Customers()))
 	for _, customer := range post.Customers() {
-		post.Barrier(customer, cluster.AllGroup, func(err error) { done <- err }) // all end together
+		post.Barrier(customer, cluster.AllGroup, func(err error) { done <- err }) // all of them end at the same time
 	}
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		if err := n.well(); err != nil {
+		if err := n.checkOpen(); err != nil {
 			return err
 		}
 		text := "the start barrier: not every node has its data connections after " + n.config.JoinTimeout.String()
-		if missing := n.missing("barrier"); missing != "" {
-			text += "; missing: " + missing
+		missing := n.missingFrom("barrier")
+		if len(missing) > 0 {
+			text += "; missing: " + strings.Join(missing, ", ")
 		}
-		return fault.New(fault.Timeout, "%s. Check that the nodes reach each other's addresses (DMLC_NODE_HOST, DMLC_INTERFACE)", text)
+		return fault.New(fault.Timeout, "%s. Check that the nodes reach each other's addresses (DMLC_NODE_HOST, DMLC_INTERFACE)", text).With(fault.About{Missing: missing})
 	}
 }
 
-// lost takes the scheduler's verdict that a node is dead.
-func (n *Node) lost(id int, why string) {
+// onLost handles the scheduler's verdict that a node is dead.
+func (n *Node) onLost(id int, why string) {
 	n.noteDead(id)
 	go n.guard(func() error {
-		return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", cluster.Name(id), why)
+		return fault.New(fault.NodeLost, "%s was lost: %s. The cluster cannot go on without it", cluster.Name(id), why).With(wire.AboutNode(id))
 	})
 }
 
@@ -350,20 +384,23 @@ func (n *Node) noteDead(id int) {
 	n.mu.dead = append(n.mu.dead, id)
 }
 
-// connectionLost takes the news that a data connection ended.
-func (n *Node) connectionLost(node uint32, err error) {
+// onConnectionLost handles the end of a data connection.
+func (n *Node) onConnectionLost(node uint32, err error) {
 	if err == nil || n.isDead(int(node)) {
 		return
 	}
 	if post := n.post(); post != nil {
-		post.Suspect(int(node), fmt.Sprint(err))
+		post.Suspect(int(node), n.incarnationOf(int(node)), fmt.Sprint(err))
 	}
 }
 
-// controlPlaneFailed takes the news that this node's control plane broke.
-func (n *Node) controlPlaneFailed(err error) { go n.guard(func() error { return err }) }
+// onControlPlaneFailed handles a failure of this node's control plane.
+func (n *Node) onControlPlaneFailed(err error) { go n.guard(func() error { return err }) }
 
-// dataPlaneFailed takes the news that this node's own data plane broke.
-func (n *Node) dataPlaneFailed(err error) {
+// onOfficeFailed handles the failure of a thread that serves messages.
+func (n *Node) onOfficeFailed(err error) { go n.guard(func() error { return err }) }
+
+// onDataPlaneFailed handles a failure of this node's data plane.
+func (n *Node) onDataPlaneFailed(err error) {
 	go n.guard(func() error { return fault.New(fault.Internal, "the data plane failed: %v", err) })
 }

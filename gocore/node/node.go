@@ -1,5 +1,5 @@
-// Package node puts a scheduler, a server or a worker together from the rooms
-// above, and reads their settings. It decides nothing itself.
+// Package node assembles a scheduler, a server or a worker from the other packages, and
+// reads its settings. It contains no protocol logic.
 package node
 
 import (
@@ -10,9 +10,8 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
-	"runtime/debug"
+	"strings"
 	"sync"
-	"time"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
@@ -22,39 +21,39 @@ import (
 	"fptps/gocore/transport/mem"
 )
 
-// goodbyeTime bounds how long a node that leaves waits for its last bytes to go.
-const goodbyeTime = 5 * time.Second
-
 // Node is one member of a cluster: a worker, a server or the scheduler.
 type Node struct {
 	Tickets *kv.Tickets
 	Office  *ps.Office
 
-	config    Config
-	log       *slog.Logger
-	ctx       context.Context // ends when the node closes
-	cancel    context.CancelFunc
-	life      *kv.Ticket    // see Life
-	over      chan struct{} // closed at the end of life
-	connected chan struct{} // closed when the node has its first data connections, on the scheduler when it awaits them
-	lived     error         // how life ended, once over is closed
-	others    chan int      // customers of the process that start while it joins
-	ending    sync.Mutex    // held throughout end
+	config       Config
+	log          *slog.Logger
+	ctx          context.Context // ends when the node closes
+	cancel       context.CancelFunc
+	life         *kv.Ticket    // see Life
+	lifeOver     chan struct{} // closed when life has ended
+	connected    chan struct{} // closed when the node has its data connections; on the scheduler, when it accepts them
+	lifeErr      error         // result of life, set before lifeOver is closed
+	newCustomers chan int      // customers of the process that start before it has joined
+	tearingDown  sync.Mutex    // held during tearDown
 
 	mu struct {
 		sync.Mutex
-		state     state
-		failure   error // why no operation is taken any more, nil while the node is well
-		worker    *kv.Worker
-		post      *cluster.Postoffice
-		scheduler *cluster.Runner
-		transport *transport.Transport
-		alone     *mem.Network
-		view      cluster.View
-		hasJoined bool
-		lifeEnded bool
-		dead      []int        // by the scheduler's verdict
-		turns     map[int]turn // what news of nodes lead to, by id
+		state         state
+		failure       error // why operations are refused; nil while they are not
+		worker        *kv.Worker
+		post          *cluster.Postoffice
+		scheduler     *cluster.Runner
+		transport     *transport.Transport
+		alone         *mem.Network
+		view          cluster.View
+		hasJoined     bool
+		asked         []Asked // to join the scheduler, in order
+		lifeEnded     bool
+		dead          []int                      // ids of dead nodes, by the scheduler's verdict
+		incarnations  map[int]uint64             // incarnation of the latest data connection with each node
+		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
+		recoverySteps map[int]recoveryStep       // latest step for each node
 	}
 }
 
@@ -66,19 +65,25 @@ const (
 	closed
 )
 
-// spareProcs lets Go run as many threads beyond the cores, so that a loop that
-// becomes ready need not wait until a goroutine that computes gives way.
+// spareProcs is the number of threads that Go may run beyond the cores, so that a loop that
+// becomes ready need not wait for a computing goroutine to yield.
 const spareProcs = 2
 
-var setProcs = sync.OnceFunc(func() { runtime.GOMAXPROCS(runtime.NumCPU() + spareProcs) })
+// setProcs raises Go's default, which respects the CPU affinity and the cgroup quota. The environment variable GOMAXPROCS
+// overrides it.
+var setProcs = sync.OnceFunc(func() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + spareProcs)
+	}
+})
 
-// Open starts a node. It returns at once; Life tells how it goes on.
+// Open starts a node and returns at once; Life reports how it proceeds.
 func Open(c Config) *Node {
 	setProcs()
-	n := &Node{config: c, Tickets: kv.NewTickets(), over: make(chan struct{}), connected: make(chan struct{}), others: make(chan int, maxCustomers)}
+	n := &Node{config: c, Tickets: kv.NewTickets(), lifeOver: make(chan struct{}), connected: make(chan struct{}), newCustomers: make(chan int, maxCustomers)}
 	n.log = newLog(c)
-	n.Office = ps.NewOffice(c.Role, n.log)
-	n.mu.turns = map[int]turn{}
+	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
+	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life = n.Tickets.New(n.explainLife)
 	go n.guard(n.run)
@@ -91,23 +96,18 @@ func newLog(c Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, options)).With("fptps", c.Role.String())
 }
 
-// Life is the ticket of a worker's joining; for a server and the scheduler, of
-// their whole life: it ends when the cluster has ended in good order.
+// Life is the ticket of joining for a worker. For a server and the scheduler it is the
+// ticket of their whole life, which ends when the cluster has ended in order.
 func (n *Node) Life() *kv.Ticket { return n.life }
 
 // guard runs f and turns a panic into the node's failure.
 func (n *Node) guard(f func() error) {
-	defer func() {
-		if r := recover(); r != nil {
-			n.fail(fault.New(fault.Internal, "panic: %v\n%s", r, debug.Stack()))
-		}
-	}()
-	if err := f(); err != nil {
+	if err := fault.Catch(f); err != nil {
 		n.fail(err)
 	}
 }
 
-// run brings the node up, according to its role.
+// run starts the node in its role.
 func (n *Node) run() error {
 	switch {
 	case n.config.Alone():
@@ -126,14 +126,14 @@ func (n *Node) endLife(err error) {
 	n.mu.lifeEnded = true
 	n.mu.Unlock()
 	if first {
-		n.lived = err
-		close(n.over)
+		n.lifeErr = err
+		close(n.lifeOver)
 		n.Tickets.Finish(n.life, err)
 	}
 }
 
-// fail ends everything that waits, with err; the first error wins. The data plane
-// goes first, so that nothing touches a caller's array any more when its ticket ends.
+// fail fails all tickets with err; only the first error counts. tearDown closes the data
+// plane first, so that nothing accesses a caller's array when its ticket ends.
 func (n *Node) fail(err error) {
 	n.mu.Lock()
 	if n.mu.failure != nil || n.mu.state == closed {
@@ -142,20 +142,23 @@ func (n *Node) fail(err error) {
 	}
 	n.mu.failure = err
 	n.mu.Unlock()
-	n.end(err)
+	if fault.CodeOf(err) != fault.NodeLost { // the other nodes know of a lost node
+		n.announceLeave("it failed: " + err.Error())
+	}
+	n.tearDown(err)
 }
 
-// end takes the node apart at once: operations that wait end with err, and last,
-// when nothing of the node is left, its life.
-func (n *Node) end(err error) {
-	n.ending.Lock() // who comes second returns when all is done, too
-	defer n.ending.Unlock()
+// tearDown closes all parts of the node at once. Open operations fail with err; the life
+// ticket ends last.
+func (n *Node) tearDown(err error) {
+	n.tearingDown.Lock() // a second caller returns when everything is closed, too
+	defer n.tearingDown.Unlock()
 	n.mu.Lock()
 	tr, alone, post, scheduler := n.mu.transport, n.mu.alone, n.mu.post, n.mu.scheduler
 	worker := n.mu.worker
 	n.mu.Unlock()
 	n.cancel()
-	if scheduler != nil { // first: a verdict is to reach the others before the end of our connections does
+	if scheduler != nil { // first, so that a verdict reaches the other nodes before this node's connections end
 		scheduler.Close()
 	}
 	if tr != nil {
@@ -180,8 +183,8 @@ func (n *Node) end(err error) {
 	n.endLife(last)
 }
 
-// cause is the failure behind err, where there is one: what the control plane's
-// end makes of a wait says less.
+// cause returns the node's failure instead of err, if there is one: it is more specific
+// than the error of a control plane that was closed.
 func (n *Node) cause(err error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -191,14 +194,14 @@ func (n *Node) cause(err error) error {
 	return err
 }
 
-// well gives the failure, or ClosedError, or nil.
-func (n *Node) well() error {
+// checkOpen returns the failure, a Closed error after Close, or nil.
+func (n *Node) checkOpen() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.wellLocked()
+	return n.checkOpenLocked()
 }
 
-func (n *Node) wellLocked() error {
+func (n *Node) checkOpenLocked() error {
 	switch {
 	case n.mu.failure != nil:
 		return n.mu.failure
@@ -208,11 +211,11 @@ func (n *Node) wellLocked() error {
 	return nil
 }
 
-// Worker gives the key-value store of a worker that has joined.
+// Worker returns the key-value store of a worker that has joined.
 func (n *Node) Worker() (*kv.Worker, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.wellLocked(); err != nil {
+	if err := n.checkOpenLocked(); err != nil {
 		return nil, err
 	}
 	if n.mu.state == joined && n.mu.view.PSLite() {
@@ -224,24 +227,24 @@ func (n *Node) Worker() (*kv.Worker, error) {
 	return n.mu.worker, nil
 }
 
-// Barrier waits for all workers. Servers and the scheduler take no part.
+// Barrier is a barrier of all workers; servers and the scheduler are not in it.
 func (n *Node) Barrier() (*kv.Ticket, error) {
 	worker, err := n.Worker()
 	if err != nil {
 		return nil, err
 	}
-	ticket := n.Tickets.New(func() string {
-		text := "a barrier of the workers"
-		if missing := worker.WaitingFor("barrier"); missing != "" {
-			text += "; missing: " + missing
+	ticket := n.Tickets.New(func() kv.Waiting {
+		text, missing := "a barrier of the workers", worker.WaitingFor("barrier")
+		if len(missing) > 0 {
+			text += "; missing: " + strings.Join(missing, ", ")
 		}
-		return text
+		return kv.Waiting{Text: text, About: fault.About{Missing: missing}}
 	})
 	if n.config.Alone() {
 		n.Tickets.Finish(ticket, nil)
 		return ticket, nil
 	}
-	n.post().Barrier(0, cluster.WorkerGroup, func(err error) { n.Tickets.Finish(ticket, n.cause(err)) })
+	n.enterBarrier(ticket, n.post(), 0, cluster.WorkerGroup)
 	return ticket, nil
 }
 
@@ -251,68 +254,12 @@ func (n *Node) post() *cluster.Postoffice {
 	return n.mu.post
 }
 
-// Close leaves the cluster. orderly waits until every node is here too; else the
-// others learn at once that this one is gone. The ticket ends when all is closed
-// and nothing refers to a caller's array; after an orderly Close, with what kept
-// the cluster from ending well.
-func (n *Node) Close(orderly bool) *kv.Ticket {
-	ticket := n.Tickets.New(func() string { return "the other nodes have not come to their end" })
-	n.mu.Lock()
-	state, failure, post, scheduler := n.mu.state, n.mu.failure, n.mu.post, n.mu.scheduler
-	n.mu.Unlock()
-	leave := func(err error, all bool) {
-		go n.guard(func() error {
-			err := n.cause(err)
-			if err != nil {
-				n.fail(err)
-			} else if all {
-				n.goodbye()
-			}
-			n.shut()
-			n.Tickets.Finish(ticket, err)
-			return nil
-		})
-	}
-	switch {
-	case orderly && failure != nil:
-		leave(failure, false)
-	case orderly && state == joined && post != nil:
-		post.Barrier(0, cluster.AllGroup, func(err error) { leave(err, true) })
-	case orderly && scheduler != nil:
-		scheduler.Barrier(cluster.AllGroup, func(err error) { leave(err, true) })
-	default:
-		leave(nil, false)
-	}
-	return ticket
-}
-
-// goodbye ends the data plane's connections in good order.
-func (n *Node) goodbye() {
-	n.mu.Lock()
-	tr := n.mu.transport
-	n.mu.Unlock()
-	if tr == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTime)
-	defer cancel()
-	tr.Goodbye(ctx)
-}
-
-// shut closes the node for good. On return nothing of it is left.
-func (n *Node) shut() {
-	n.mu.Lock()
-	n.mu.state = closed
-	n.mu.Unlock()
-	n.end(fault.New(fault.Closed, "closed before this operation was complete"))
-}
-
-// explainLife says what a node that joins waits for.
-func (n *Node) explainLife() string {
+// explainLife describes what a joining node waits for.
+func (n *Node) explainLife() kv.Waiting {
 	if n.config.Alone() {
-		return ""
+		return kv.Waiting{}
 	}
-	return fmt.Sprintf("%v joining the cluster of the scheduler at %s:%d", n.config.Role, n.config.SchedulerHost, n.config.SchedulerPort)
+	return kv.Waiting{Text: fmt.Sprintf("%v joining the cluster of the scheduler at %s:%d", n.config.Role, n.config.SchedulerHost, n.config.SchedulerPort)}
 }
 
 // Sockets lists the data plane's file descriptors, for a forked child to close.
@@ -326,7 +273,7 @@ func (n *Node) Sockets() []int {
 	return tr.Sockets()
 }
 
-// incarnation is a number that no earlier process of this node had.
+// incarnation draws a random number, which differs from those of earlier processes.
 func incarnation() uint64 {
 	var b [8]byte
 	rand.Read(b[:])

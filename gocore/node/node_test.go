@@ -14,6 +14,7 @@ import (
 
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
+	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
@@ -28,9 +29,9 @@ type testCluster struct {
 	workers   []*Node // by rank
 }
 
-// freePort is a port for a scheduler. Until free is called it is bound (but nobody
-// listens), so that no other node is given it as "any free port" before the
-// scheduler, which like this socket sets SO_REUSEADDR, listens on it.
+// freePort is a port for a scheduler. Until free is called a socket is bound to it
+// without listening, so that the kernel gives it to no other node that asks for any free port. The scheduler can
+// still listen on it: like this socket it sets SO_REUSEADDR.
 func freePort(t *testing.T) (port string, free func()) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -91,9 +92,9 @@ func start(t *testing.T, workers, servers int, extra ...string) *testCluster {
 // ended waits for a ticket and gives its error.
 func (c *testCluster) ended(n *Node, ticket *kv.Ticket) error {
 	c.t.Helper()
-	done, err := n.Tickets.Wait(ticket.ID, patience)
+	done, err := ticket.Wait(patience)
 	if !done {
-		c.t.Fatalf("a ticket has not ended: %s (%v)", n.Tickets.Explain(ticket.ID), err)
+		c.t.Fatalf("a ticket has not ended: %s (%v)", ticket.Explain().Text, err)
 	}
 	return err
 }
@@ -110,7 +111,7 @@ func (c *testCluster) end() {
 	c.t.Helper()
 	var tickets []*kv.Ticket
 	for _, w := range c.workers {
-		tickets = append(tickets, w.Close(true))
+		tickets = append(tickets, w.Close())
 	}
 	for i, w := range c.workers {
 		c.wait(w, tickets[i])
@@ -138,7 +139,7 @@ func (c *testCluster) initAll(key uint64, bytes int) {
 	c.t.Helper()
 	var tickets []*kv.Ticket
 	for _, store := range c.stores() {
-		ticket, err := store.Init(key, wire.Uint32, wire.Sync, make([]byte, bytes))
+		ticket, err := initOne(store, key, wire.Uint32, make([]byte, bytes))
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -239,7 +240,7 @@ func TestDeathIsNamedEverywhere(t *testing.T) {
 				t.Fatal(err)
 			}
 			dead := map[string]*Node{"worker 1": c.workers[1], "server 0": c.servers[0], "scheduler": c.scheduler}[victim]
-			c.wait(dead, dead.Close(false))
+			c.wait(dead, dead.Leave("it left"))
 			named := func(who *Node, err error) {
 				t.Helper()
 				if who == dead {
@@ -265,7 +266,7 @@ func TestDeathIsNamedEverywhere(t *testing.T) {
 						err = c.ended(w, ticket)
 					}
 					named(w, err)
-					named(w, c.ended(w, w.Close(true)))
+					named(w, c.ended(w, w.Close()))
 					_, err = w.Worker()
 					named(w, err)
 				}
@@ -274,34 +275,7 @@ func TestDeathIsNamedEverywhere(t *testing.T) {
 	}
 }
 
-// TestPanicInTheDataPlaneIsAnError breaks one worker's loop.
-func TestPanicInTheDataPlaneIsAnError(t *testing.T) {
-	c := start(t, 2, 1)
-	c.initAll(1, 64)
-	var tickets []*kv.Ticket
-	for _, w := range c.workers {
-		barrier, err := w.Barrier()
-		if w == c.workers[0] && err == nil { // nobody else comes
-			tickets = append(tickets, barrier)
-			break
-		}
-	}
-	c.workers[1].Break()
-	if err := c.ended(c.workers[0], tickets[0]); fault.CodeOf(err) != fault.NodeLost {
-		t.Errorf("the other worker: %v", err)
-	}
-	if err := c.ended(c.workers[1], c.workers[1].Close(true)); fault.CodeOf(err) != fault.Internal || !strings.Contains(err.Error(), "injected") {
-		t.Errorf("the broken worker: %v", err)
-	}
-	for _, n := range append(c.servers, c.scheduler) {
-		if err := c.ended(n, n.Life()); fault.CodeOf(err) != fault.NodeLost {
-			t.Errorf("%s: %v", n.Info().Role, err)
-		}
-	}
-	c.wait(c.workers[0], c.workers[0].Close(false))
-}
-
-func TestNobodyAtTheSchedulersAddress(t *testing.T) {
+func TestNoSchedulerAtTheAddress(t *testing.T) {
 	port, free := freePort(t)
 	defer free()
 	config, err := ParseConfig(environment("DMLC_PS_ROOT_URI=127.0.0.1", "DMLC_PS_ROOT_PORT="+port, "FPTPS_TIMEOUT=0.3"))
@@ -309,10 +283,35 @@ func TestNobodyAtTheSchedulersAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := Open(config)
-	done, err := n.Tickets.Wait(n.Life().ID, patience)
+	done, err := n.Life().Wait(patience)
 	if !done || fault.CodeOf(err) != fault.Connect || !strings.Contains(err.Error(), "127.0.0.1:") || !strings.Contains(err.Error(), "worker") {
 		t.Errorf("%v, %v", done, err)
 	}
+}
+
+// The data plane listens at the requested port; if another process has the port, the error names the setting.
+func TestDataPort(t *testing.T) {
+	port, free := freePort(t)
+	defer free()
+	wanted, _ := strconv.Atoi(port)
+	tr, err := transport.Listen(transport.Config{Host: "127.0.0.1", Port: wanted})
+	if err != nil || tr.Port() != wanted {
+		t.Fatalf("listens at %v: %v", tr, err)
+	}
+	defer tr.Close()
+	c, err := ParseConfig(map[string]string{
+		"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1",
+		"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0", "FPTPS_DATA_PORT": port,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Open(c)
+	done, err := n.Life().Wait(patience)
+	if !done || fault.CodeOf(err) != fault.Config || !strings.Contains(err.Error(), "port "+port) || !strings.Contains(err.Error(), "FPTPS_DATA_PORT") {
+		t.Errorf("done %v, error %v", done, err)
+	}
+	n.Leave("it left").Wait(patience)
 }
 
 func TestClosedWhileJoining(t *testing.T) {
@@ -324,7 +323,7 @@ func TestClosedWhileJoining(t *testing.T) {
 	}
 	n := Open(config)
 	c := &testCluster{t: t}
-	c.wait(n, n.Close(true))
+	c.wait(n, n.Close())
 	if err := c.ended(n, n.Life()); fault.CodeOf(err) != fault.Closed {
 		t.Errorf("life ended with %v", err)
 	}
@@ -348,7 +347,7 @@ func TestAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wait(n, barrier)
-	c.wait(n, n.Close(true))
+	c.wait(n, n.Close())
 }
 
 // TestNothingIsLeftBehind counts goroutines and file descriptors after clusters
@@ -362,7 +361,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			return
 		}
 		for _, n := range append(append(c.workers, c.servers...), c.scheduler) {
-			c.wait(n, n.Close(false))
+			c.wait(n, n.Leave("it left"))
 		}
 	}
 	life(true) // libzmq and the runtime keep some for good
@@ -387,4 +386,13 @@ func openFiles(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// initOne declares one tensor.
+func initOne(w *kv.Worker, key uint64, dtype wire.DType, memory []byte) (*kv.Ticket, error) {
+	tickets, err := w.InitAll([]kv.Init{{Key: key, DType: dtype, Memory: memory}})
+	if err != nil {
+		return nil, err
+	}
+	return tickets[0], nil
 }

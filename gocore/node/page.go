@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// ConfigurationPage is docs/configuration.md.
+// ConfigurationPage makes docs/configuration.md.
 func ConfigurationPage() string {
 	var b strings.Builder
 	b.WriteString("# Configuration\n\n" +
 		"<!-- Made by `make docs` from the table in gocore/node/config.go: change it there. -->\n\n" +
 		"fptps reads these names from the environment. Those that begin with `DMLC_` or `PS_`, and `PORT`, mean what they mean\n" +
-		"in dmlc ps-lite. Arguments of `fptps.KVWorker` and options of the command line go before the environment. An empty\n" +
+		"in dmlc ps-lite. Arguments of `fptps.KVWorker` and options of the command line override the environment. An empty\n" +
 		"value is the same as none.\n\n" +
 		"| name | default | meaning |\n|---|---|---|\n")
 	for _, s := range Settings {

@@ -7,8 +7,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// plane hands out what arrives on the data plane: parts of applications' messages to the office, the rest to what the
-// node does with tensors.
+// plane dispatches arriving packets: those of messages of apps to the office, all others to the handler of tensors.
 type plane struct {
 	*kv.Handler
 	office *ps.Office
@@ -17,7 +16,7 @@ type plane struct {
 var _ transport.Handler = plane{}
 
 // Place implements transport.Handler.
-func (p plane) Place(peer uint32, h *wire.Header) (transport.Landing, error) {
+func (p plane) Place(peer uint32, h *wire.Header) (transport.Destination, error) {
 	if h.Kind == wire.Part {
 		return p.office.Place(peer, h), nil
 	}
@@ -25,7 +24,7 @@ func (p plane) Place(peer uint32, h *wire.Header) (transport.Landing, error) {
 }
 
 // Arrived implements transport.Handler.
-func (p plane) Arrived(peer uint32, h *wire.Header, l transport.Landing) error {
+func (p plane) Arrived(peer uint32, h *wire.Header, l transport.Destination) error {
 	if h.Kind == wire.Part {
 		p.office.Arrived(peer, h, l)
 		return nil
@@ -35,6 +34,6 @@ func (p plane) Arrived(peer uint32, h *wire.Header, l transport.Landing) error {
 
 // Lost implements transport.Handler.
 func (p plane) Lost(peer uint32, err error) {
-	p.office.Cut(int(peer))
+	p.office.DropPartial(int(peer))
 	p.Handler.Lost(peer, err)
 }

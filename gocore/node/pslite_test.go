@@ -18,7 +18,7 @@ import (
 // foreigner asks a scheduler for a place as a server of ps-lite's does.
 func foreigner(t *testing.T, port string) van.Van {
 	t.Helper()
-	v, err := van.NewZMQ(slog.New(slog.DiscardHandler))
+	v, err := van.NewZMQ(slog.New(slog.DiscardHandler), van.MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func foreigner(t *testing.T, port string) van.Van {
 	return v
 }
 
-// A worker with tensors has no place in a cluster with programs of ps-lite, and is told what to use.
+// A worker with tensors has no place in a cluster with programs of ps-lite, and and its error names the classes to use.
 func TestTensorsAmongPsLitePrograms(t *testing.T) {
 	port, free := freePort(t)
 	defer free()
@@ -53,13 +53,12 @@ func TestTensorsAmongPsLitePrograms(t *testing.T) {
 		return Open(c)
 	}
 	scheduler := open("scheduler")
-	defer scheduler.Close(false)
+	defer scheduler.Leave("it left")
 	foreigner(t, port)
 	worker := open("worker")
-	done, err := worker.Tickets.Wait(worker.Life().ID, patience)
+	done, err := worker.Life().Wait(patience)
 	if !done || fault.CodeOf(err) != fault.Config || !strings.Contains(err.Error(), "use fptps.ps.KVWorker") {
 		t.Errorf("done %v, error %v", done, err)
 	}
-	ticket := worker.Close(false)
-	worker.Tickets.Wait(ticket.ID, patience)
+	worker.Leave("it left").Wait(patience)
 }

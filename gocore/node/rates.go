@@ -10,47 +10,28 @@ import (
 	"strings"
 
 	"fptps/gocore/cluster"
-	"fptps/gocore/transport"
 )
 
 const (
-	// payloadShare is TCP's payload in an Ethernet frame, of 1514 bytes.
-	payloadShare = 1448.0 / 1514
-	// fullShare is how much of a link is used: at 102% of it a queue of 6 ms stands
-	// before it, at 99% none.
-	fullShare = 0.99
+	// payloadFraction is the TCP payload in an Ethernet frame of 1514 bytes.
+	payloadFraction = 1448.0 / 1514
+	// usableFraction is the used part of a link: at 102% a queue of 6 ms builds up in front of
+	// it, at 99% none.
+	usableFraction = 0.99
 )
 
-// payloadRate is the bytes per second of payload that go over a link of so many
-// bits per second.
-func payloadRate(bits uint64) float64 { return float64(bits) / 8 * payloadShare * fullShare }
+// payloadRate is the payload in bytes per second that a link of the given rate in bits per
+// second should carry.
+func payloadRate(bits uint64) float64 { return float64(bits) / 8 * payloadFraction * usableFraction }
 
-// ratesOf gives the rates of this node, me, in its cluster.
-func ratesOf(view cluster.View, aggregators []uint32) transport.Rates {
-	own := payloadRate(view.Me().LinkRate)
-	rates := transport.Rates{Out: own, In: own, To: map[uint32]float64{}}
-	for _, m := range view.Members {
-		senders := 0
-		for _, other := range view.Members {
-			if exchange(m, other, aggregators) {
-				senders++
-			}
-		}
-		if senders > 0 && m.LinkRate > 0 {
-			rates.To[uint32(m.ID)] = payloadRate(m.LinkRate) / float64(senders)
-		}
-	}
-	return rates
-}
-
-// laneRate is the link in bit/s that one lane fills: its loops move some 2 GB/s each way.
+// laneRate is the rate in bit/s that one lane can fill: its loops move about 2 GB/s each way.
 const laneRate = 16e9
 
 // maxLanes bounds the lanes: each is two threads.
 const maxLanes = 8
 
-// lanesOf is how many lanes the data plane of every node of a cluster has: enough for
-// its fastest link. All nodes know the same view.
+// lanesOf is the number of lanes of every node in the cluster: enough for the fastest link.
+// It is the same on all nodes, because they have the same view.
 func lanesOf(view cluster.View) int {
 	fastest := uint64(0)
 	for _, m := range view.Members {
@@ -59,7 +40,7 @@ func lanesOf(view cluster.View) int {
 	return max(1, min(maxLanes, int(math.Ceil(float64(fastest)/laneRate))))
 }
 
-// linkRate is the rate of this node's link in bit/s, 0 where nobody knows it.
+// linkRate is the rate of this node's link in bit/s, 0 if unknown.
 func (c *Config) linkRate() uint64 {
 	if c.LinkRate >= 0 {
 		return uint64(c.LinkRate)
@@ -73,13 +54,13 @@ func (c *Config) linkRate() uint64 {
 		return 0
 	}
 	megabits, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || megabits <= 0 { // -1: it does not know
+	if err != nil || megabits <= 0 { // -1: unknown
 		return 0
 	}
 	return uint64(megabits) * 1e6
 }
 
-// interfaceOf finds the network interface that has an address.
+// interfaceOf finds the network interface with an address.
 func interfaceOf(ip net.IP) (net.Interface, bool) {
 	devices, err := net.Interfaces()
 	if err != nil || ip == nil {
@@ -101,7 +82,7 @@ func interfaceOf(ip net.IP) (net.Interface, bool) {
 
 var rateText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(k|m|g)?(?:bit)?$`)
 
-// bits reads a rate as tc writes it.
+// bits parses a rate in the notation of tc.
 func bits(field func(*Config) *int64) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		parts := rateText.FindStringSubmatch(strings.ToLower(value))

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"math"
 	"net"
 	"strings"
 	"testing"
@@ -23,44 +22,6 @@ func TestLinkRateSetting(t *testing.T) {
 		_, err := ParseConfig(environment("FPTPS_LINK_RATE=" + value))
 		if fault.CodeOf(err) != fault.Config || !strings.Contains(err.Error(), "FPTPS_LINK_RATE="+value) {
 			t.Errorf("%q: %v", value, err)
-		}
-	}
-}
-
-// TestRates: each node paces itself to its own link, and starts with its part of the
-// peer's if all who may send to the peer do.
-func TestRates(t *testing.T) {
-	const bits = 8e9 // so that payload(bits) is 1e9 times two shares
-	payload := bits / 8 * payloadShare * fullShare
-	view := cluster.View{Self: 9, Members: []cluster.Member{
-		{ID: 8, Role: cluster.RoleServer, Share: 1, LinkRate: 2 * bits},
-		{ID: 10, Role: cluster.RoleServer, Share: 0, LinkRate: bits}, // sums nothing
-		{ID: 9, Role: cluster.RoleWorker, LinkRate: bits},
-		{ID: 11, Role: cluster.RoleWorker, Share: 1, LinkRate: bits},
-		{ID: 13, Role: cluster.RoleWorker}, // nobody knows its link
-		{ID: 1, Role: cluster.RoleScheduler},
-	}}
-	shares, err := sharesOf(view)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rates := ratesOf(view, shares.Aggregators())
-	near := func(a, b float64) bool { return math.Abs(a-b) < 1 }
-	if !near(rates.Out, payload) || !near(rates.In, payload) {
-		t.Errorf("own link: %v, %v; expected %v", rates.Out, rates.In, payload)
-	}
-	for id, want := range map[uint32]float64{
-		8:  2 * payload / 3, // three workers send to it
-		9:  payload / 2,     // the two that sum
-		11: payload / 3,     // server 8, workers 9 and 13
-	} {
-		if !near(rates.To[id], want) {
-			t.Errorf("to node %d: %v, expected %v", id, rates.To[id], want)
-		}
-	}
-	for _, id := range []uint32{1, 10, 13} {
-		if rate, limited := rates.To[id]; limited {
-			t.Errorf("to node %d: %v", id, rate)
 		}
 	}
 }

@@ -10,52 +10,52 @@ import (
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
+	"fptps/gocore/wire"
 )
 
-// In a cluster whose nodes all take part as ps-lite programs do, a node may die and another take its place. Here that
-// is carried out, one step after the other: the connection with the dead one ends, then what was asked of it, then
-// there is a connection with the other.
+// In a cluster of fptps.ps a successor may take the place of a dead node. The other nodes carry that out in steps: they drop
+// the connection with the dead node, fail their open requests to it, then connect to the successor.
 
 const (
-	// retryTime is between two attempts of a node that has just got its id to reach others, who may not know it yet.
+	// retryTime is the time between two attempts of a successor to connect to nodes that may not know it yet.
 	retryTime = 50 * time.Millisecond
-	// reconnectTime bounds how long a node waits for the connection with one that has taken another's place.
+	// reconnectTime bounds the time for connecting to a successor.
 	reconnectTime = 10 * time.Second
 )
 
-// vacated takes the news that a node is dead, and that the cluster goes on.
-func (n *Node) vacated(id int, why string) {
+// onVacated handles the verdict that a node is dead and that the cluster continues without it.
+func (n *Node) onVacated(id int, why string) {
 	n.noteDead(id)
-	n.giveUp(id)
-	lost := fault.New(fault.NodeLost, "%s was lost: %s. Another can take its place", cluster.Name(id), why)
-	n.Office.Gone(id, lost)
-	n.inTurn(id, func(ctx context.Context) error {
+	n.cancelStep(id)
+	lost := fault.New(fault.NodeLost, "%s was lost: %s. Another can take its place", cluster.Name(id), why).With(wire.AboutNode(id))
+	n.Office.MarkDead(id, lost)
+	n.runStep(id, n.incarnationOf(id), func(ctx context.Context) error {
 		n.mu.Lock()
 		tr := n.mu.transport
 		n.mu.Unlock()
 		if err := tr.Drop(ctx, uint32(id)); err != nil {
 			return err
 		}
-		n.Office.Lose(id, lost)
+		n.Office.FailRequestsTo(id, lost)
 		return nil
 	})
 }
 
-// recovered takes the news that another node has the place of one that had died.
-func (n *Node) recovered(m cluster.Member) {
-	n.inTurn(m.ID, func(ctx context.Context) error {
+// onRecovered handles the announcement that a successor has taken the place of a dead node.
+func (n *Node) onRecovered(m cluster.Member) {
+	n.runStep(m.ID, m.Incarnation, func(ctx context.Context) error {
 		if err := n.reconnect(ctx, m); err != nil {
 			return err
 		}
 		n.mu.Lock()
 		n.mu.dead = slices.DeleteFunc(n.mu.dead, func(id int) bool { return id == m.ID })
 		n.mu.Unlock()
-		n.Office.Revive(m.ID)
+		n.Office.MarkReplaced(m.ID)
 		return nil
 	})
 }
 
-// reconnect makes the data connection with a node that has taken another's place, where there is one.
+// reconnect makes the data connection with a successor, if this node has one with it.
 func (n *Node) reconnect(ctx context.Context, m cluster.Member) error {
 	n.mu.Lock()
 	tr, view := n.mu.transport, n.mu.view
@@ -64,7 +64,8 @@ func (n *Node) reconnect(ctx context.Context, m cluster.Member) error {
 	if m.PSLite() || me.PSLite() || me.Role != cluster.RoleScheduler && !workerAndServer(me, m) {
 		return nil
 	}
-	n.Office.Link(tr, m.ID) // before anything can come from it
+	n.recordIncarnations(m)
+	n.Office.Link(tr, m.ID) // before any packet of it can arrive
 	if me.Role == cluster.RoleWorker {
 		return tr.Dial(ctx, uint32(m.ID), m.Incarnation, net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort)))
 	}
@@ -72,19 +73,19 @@ func (n *Node) reconnect(ctx context.Context, m cluster.Member) error {
 	return tr.Await(ctx, []uint32{uint32(m.ID)})
 }
 
-// turn is what news of a node lead to, while it is done.
-type turn struct {
+// recoveryStep is the state of one step while it is carried out.
+type recoveryStep struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// inTurn does what news of a node lead to, after what earlier ones led to. Where that fails, the node is no good.
-func (n *Node) inTurn(id int, do func(context.Context) error) {
+// runStep runs a step for a node after the earlier steps for that node. If it fails, the node is suspected.
+func (n *Node) runStep(id int, incarnation uint64, do func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(n.ctx, reconnectTime)
-	this := turn{cancel, make(chan struct{})}
+	this := recoveryStep{cancel, make(chan struct{})}
 	n.mu.Lock()
-	earlier, had := n.mu.turns[id]
-	n.mu.turns[id] = this
+	earlier, had := n.mu.recoverySteps[id]
+	n.mu.recoverySteps[id] = this
 	n.mu.Unlock()
 	go n.guard(func() error {
 		defer close(this.done)
@@ -98,34 +99,34 @@ func (n *Node) inTurn(id int, do func(context.Context) error) {
 			return nil
 		}
 		if err := do(ctx); err != nil && ctx.Err() != context.Canceled {
-			n.unreachable(id, err)
+			n.unreachable(id, incarnation, err)
 		}
 		return nil
 	})
 }
 
-// giveUp ends what earlier news of a node have led to.
-func (n *Node) giveUp(id int) {
+// cancelStep cancels the current step for a node.
+func (n *Node) cancelStep(id int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if earlier, had := n.mu.turns[id]; had {
+	if earlier, had := n.mu.recoverySteps[id]; had {
 		earlier.cancel()
 	}
 }
 
-// unreachable says that a node which has taken another's place makes no data connection.
-func (n *Node) unreachable(id int, err error) {
+// unreachable reports to the scheduler that a node makes no data connection.
+func (n *Node) unreachable(id int, incarnation uint64, err error) {
 	n.mu.Lock()
 	post, scheduler := n.mu.post, n.mu.scheduler
 	n.mu.Unlock()
 	if scheduler != nil {
-		scheduler.Gone(id, fmt.Sprintf("it made no data connection: %v", err))
+		scheduler.Gone(id, incarnation, fmt.Sprintf("it made no data connection: %v", err))
 	} else {
-		post.Suspect(id, fmt.Sprint(err))
+		post.Suspect(id, incarnation, fmt.Sprint(err))
 	}
 }
 
-// isDead tells whether a node has died, and no other has its place yet.
+// isDead reports whether a node is dead and has no successor yet.
 func (n *Node) isDead(id int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -11,25 +11,25 @@ import (
 	"fptps/gocore/van"
 )
 
-// runScheduler is the scheduler's whole life: the control plane, and a data
-// connection with every node, whose end is the news of a death.
+// runScheduler runs the scheduler until its end: the control plane, and a data connection
+// with every node, whose end shows a death.
 func (n *Node) runScheduler() error {
 	n.config.Host = n.config.SchedulerHost
 	tr, err := n.listen()
 	if err != nil {
 		return err
 	}
-	v, err := van.NewZMQ(n.log)
+	v, err := van.NewZMQ(n.log, n.config.longestFrame())
 	if err != nil {
 		return err
 	}
 	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{
-		Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }, Vacated: n.vacated, Recovered: n.recovered,
+		Asked: n.onAsked, Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }, Vacated: n.onVacated, Recovered: n.onRecovered,
 	})
 	if err != nil {
 		return err
 	}
-	if err := n.own(func() { n.mu.scheduler = runner }); err != nil {
+	if err := n.setIfOpen(func() { n.mu.scheduler = runner }); err != nil {
 		runner.Close()
 		return err
 	}
@@ -51,15 +51,15 @@ func (n *Node) runScheduler() error {
 	if err := runner.Err(); err != nil {
 		return err
 	}
-	if n.config.PS { // its program closes it
+	if n.config.PS { // the program closes it
 		return nil
 	}
 	n.goodbye()
-	n.shut()
+	n.closeNow()
 	return nil
 }
 
-// watch takes the data connections of all nodes and tells the scheduler when one ends.
+// watch accepts the data connections of all nodes and reports to the scheduler when one ends.
 func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	view := runner.View()
 	var nodes []int
@@ -69,33 +69,47 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 		}
 	}
 	handler := &kv.Handler{
-		Self: uint32(view.Self), OnFailed: n.dataPlaneFailed,
+		Self: uint32(view.Self), OnFailed: n.onDataPlaneFailed,
 		OnLost: func(node uint32, err error) {
 			if err != nil && !n.isDead(int(node)) {
-				runner.Gone(int(node), "its process ended, or left without waiting for the others")
+				runner.Gone(int(node), n.incarnationOf(int(node)), "its process ended, or left without waiting for the others")
 			}
 		},
 	}
 	n.mu.Lock()
 	n.mu.view, n.mu.hasJoined = view, true
 	n.mu.Unlock()
+	n.recordIncarnations(view.Members...)
 	n.Office.Link(tr, nodes...)
-	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), transport.Rates{}, plane{handler, n.Office})
+	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), 0, plane{handler, n.Office})
 	close(n.connected)
-	go n.guard(func() error { n.expect(tr, runner, nodes); return nil })
+	go n.guard(func() error { n.awaitConnections(tr, runner, nodes); return nil })
 }
 
-// connectTime is how long a node may take from its id to its data connection with
-// the scheduler. One that died in between would be noticed by nobody else.
-const connectTime = 4 * time.Second
+// lateTime is the interval at which the log names the nodes without a data connection.
+const lateTime = 5 * time.Second
 
-// expect tells the scheduler of the first node that makes no data connection.
-func (n *Node) expect(tr *transport.Transport, runner *cluster.Runner, nodes []int) {
-	ctx, cancel := context.WithTimeout(n.ctx, connectTime)
+// awaitConnections reports the first node that has no data connection after the time for joining. On a busy machine a node
+// may need seconds for it.
+func (n *Node) awaitConnections(tr *transport.Transport, runner *cluster.Runner, nodes []int) {
+	ctx, cancel := context.WithTimeout(n.ctx, n.config.JoinTimeout)
 	defer cancel()
+	for {
+		next, stop := context.WithTimeout(ctx, lateTime)
+		err := tr.Await(next, toUint32(nodes))
+		stop()
+		if err == nil || n.ctx.Err() != nil {
+			return
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		n.log.Warn("scheduler: waiting for data connections", "reason", err)
+	}
 	for _, id := range nodes {
-		if tr.Await(ctx, []uint32{uint32(id)}) != nil && n.ctx.Err() == nil {
-			runner.Gone(id, fmt.Sprintf("it made no data connection within %v of joining", connectTime))
+		if tr.Await(ctx, toUint32([]int{id})) != nil {
+			runner.Gone(id, n.incarnationOf(id), fmt.Sprintf("it made no data connection within %v of joining", n.config.JoinTimeout))
+			return
 		}
 	}
 }

@@ -1,7 +1,7 @@
-// Package plan says which aggregator sums which packets.
+// Package plan assigns packets to aggregators.
 //
-// A plan is data (idea 4): integer shares, one per aggregator, and a cut that
-// every node computes alike. To sum, an aggregator needs none of it.
+// A plan is data: one integer share per aggregator. From it every node computes the
+// same cut of a tensor. An aggregator needs no plan to sum.
 package plan
 
 import (
@@ -9,31 +9,30 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Share is how much of the summing one node does, relative to the others.
+// Share is a node's share of the summing, relative to the other nodes' shares.
 type Share struct {
 	Node  uint32
 	Share uint32
 }
 
-// Run is a range of consecutive packets of one tensor that one node sums.
+// Run is a range of consecutive packets of one tensor, all summed by the same node.
 type Run struct {
 	Node  uint32
-	First uint32 // number of the first packet
+	First uint32 // number of its first packet
 	Count uint32 // at least 1
-	Lane  int    // by which of the connections with Node
+	Lane  int    // number of the lane that carries it
 }
 
 // Plan is a list of shares, in the same order on every node.
 type Plan struct {
-	Version uint32
-	shares  []Share
-	total   uint64
+	shares []Share
+	total  uint64
 }
 
-// New makes a plan. Nodes with share 0 sum nothing; a plan in which nobody sums,
-// or a share above wire.MaxShare, is a Config error.
-func New(version uint32, shares []Share) (*Plan, error) {
-	p := &Plan{Version: version}
+// New makes a plan. Nodes with share 0 sum nothing. If all shares are 0, or one is above
+// wire.MaxShare, the error is a Config error.
+func New(shares []Share) (*Plan, error) {
+	p := &Plan{}
 	for _, s := range shares {
 		if s.Share > wire.MaxShare {
 			return nil, fault.New(fault.Config, "the share of node %d is %d: at most %d (FPTPS_SHARE)", s.Node, s.Share, wire.MaxShare)
@@ -49,7 +48,7 @@ func New(version uint32, shares []Share) (*Plan, error) {
 	return p, nil
 }
 
-// Aggregators lists the nodes that sum, in the plan's order.
+// Aggregators lists the nodes with a share above 0, in the plan's order.
 func (p *Plan) Aggregators() []uint32 {
 	nodes := make([]uint32, len(p.shares))
 	for i, s := range p.shares {
@@ -58,13 +57,12 @@ func (p *Plan) Aggregators() []uint32 {
 	return nodes
 }
 
-// Cut appends to runs which packets of a tensor of size bytes each aggregator
-// sums: at most one run each, together every packet once, in ascending order.
+// Cut appends to runs the cut of a tensor of size bytes: at most one run per
+// aggregator, in ascending order; together they hold every packet once.
 //
 // Aggregator i's run ends at floor((packets * C(i) + r) / total), where C(i) is
 // the sum of the first i shares and r, the rounding, is the key's hash modulo
-// total: over many keys each gets exactly its share, and a tensor of one packet
-// falls to each node as often as its share says.
+// total. So the mean over many keys is exactly the share, for tensors of one packet too.
 func (p *Plan) Cut(key uint64, size uint64, runs []Run) []Run {
 	packets := uint64(wire.Packets(size))
 	r := hash(key) % p.total
@@ -80,28 +78,29 @@ func (p *Plan) Cut(key uint64, size uint64, runs []Run) []Run {
 	return runs
 }
 
-// Split divides each run of a key into one for every lane, as equal as can be, so that
-// no packet has two lanes on any node. What is left over falls to the lanes by key.
+// Split divides each run of a key among the lanes, as evenly as possible. It gives the
+// same packet the same lane on every node. The key's hash picks the lanes that get the
+// remainder.
 func Split(key uint64, runs []Run, lanes int) []Run {
 	if lanes == 1 {
 		return runs
 	}
-	var parts []Run
-	shift := hash(key) >> 32 % uint64(lanes) // not the bits that Cut takes
+	var split []Run
+	shift := hash(key) >> 32 % uint64(lanes) // other bits than Cut uses
 	for _, run := range runs {
 		from := run.First
 		for lane := range lanes {
 			to := run.First + uint32((uint64(run.Count)*uint64(lane+1)+shift)/uint64(lanes))
 			if to > from {
-				parts = append(parts, Run{Node: run.Node, First: from, Count: to - from, Lane: lane})
+				split = append(split, Run{Node: run.Node, First: from, Count: to - from, Lane: lane})
 			}
 			from = to
 		}
 	}
-	return parts
+	return split
 }
 
-// hash spreads consecutive keys evenly (the finaliser of splitmix64).
+// hash spreads consecutive keys evenly. It is the finaliser of splitmix64.
 func hash(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -9,8 +9,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// dumbOwner says who sums a packet, by the definition in words and in unbounded
-// integers: the first aggregator whose run ends after the packet.
+// dumbOwner is the reference for Cut, in unbounded integers: a packet's aggregator is
+// the first whose run ends after the packet.
 func dumbOwner(p *Plan, key, size uint64, packet uint32) uint32 {
 	total := new(big.Int).SetUint64(p.total)
 	r := new(big.Int).SetUint64(hash(key) % p.total)
@@ -23,10 +23,10 @@ func dumbOwner(p *Plan, key, size uint64, packet uint32) uint32 {
 			return s.Node
 		}
 	}
-	panic("a packet that nobody sums")
+	panic("a packet without an aggregator")
 }
 
-func TestCutGivesEveryPacketToOneNode(t *testing.T) {
+func TestCutAssignsEveryPacketOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		shares := make([]Share, 1+rng.IntN(9))
@@ -34,7 +34,7 @@ func TestCutGivesEveryPacketToOneNode(t *testing.T) {
 			shares[i] = Share{Node: uint32(8 + i), Share: rng.Uint32N(5)}
 		}
 		shares[rng.IntN(len(shares))].Share = 1 + rng.Uint32N(wire.MaxShare)
-		p, err := New(1, shares)
+		p, err := New(shares)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestCutGivesEveryPacketToOneNode(t *testing.T) {
 }
 
 func TestSmallTensorsSpreadByShare(t *testing.T) {
-	p, err := New(1, []Share{{Node: 8, Share: 1}, {Node: 10, Share: 2}, {Node: 12, Share: 5}})
+	p, err := New([]Share{{Node: 8, Share: 1}, {Node: 10, Share: 2}, {Node: 12, Share: 5}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestCutAtTheLimits(t *testing.T) {
 	for i := range shares {
 		shares[i] = Share{Node: uint32(i), Share: wire.MaxShare}
 	}
-	p, err := New(1, shares)
+	p, err := New(shares)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,13 +90,13 @@ func TestCutAtTheLimits(t *testing.T) {
 	}
 }
 
-func TestPlansThatMakeNoSense(t *testing.T) {
+func TestInvalidPlans(t *testing.T) {
 	for name, shares := range map[string][]Share{
 		"nobody sums":   {{Node: 8, Share: 0}},
 		"no node":       nil,
 		"share too big": {{Node: 8, Share: wire.MaxShare + 1}},
 	} {
-		if _, err := New(1, shares); fault.CodeOf(err) != fault.Config {
+		if _, err := New(shares); fault.CodeOf(err) != fault.Config {
 			t.Errorf("%s: got %v, expected a Config error", name, err)
 		}
 	}

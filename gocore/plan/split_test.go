@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestSplit: the lanes of a run carry like amounts, all its packets once and in order,
-// and one lane is no change.
+// The lanes of a run carry nearly equal numbers of packets, every packet once and in
+// order. With one lane Split changes nothing.
 func TestSplit(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -37,7 +37,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestSmallTensorsSpreadOverLanes: a tensor of one packet falls to each lane as often.
+// Tensors of one packet spread evenly over the lanes.
 func TestSmallTensorsSpreadOverLanes(t *testing.T) {
 	const lanes, keys = 4, 4000
 	var got [lanes]int

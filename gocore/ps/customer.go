@@ -10,35 +10,36 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Customer is one application's end on this node, and on a worker one of several of
-// it: requests leave and answers come through it. Any goroutine may use it; one at a
-// time may wait in Next.
+// Customer is a user of an app on this node: it sends requests and receives answers and
+// other nodes' requests. A worker may have several customers of one app. Any goroutine
+// may use a Customer, but only one at a time may wait in Next.
 type Customer struct {
 	App, ID int32
 
 	office *Office
-	wake   chan struct{} // holds one: there are events
+	wake   chan struct{} // holds a signal after an event was added
 	mu     struct {
 		sync.Mutex
 		tracker  Tracker
 		requests queue
-		ended    []Event           // of own requests, before those of others
-		awaited  map[int32]*ending // requests whose end is no event
-		serve    func(*Message)    // answers requests, one at a time; nil: they are events
+		ended    []Event           // ends of own requests; Next returns them before other nodes' requests
+		awaited  map[int32]*waiter // requests whose end is reported by Wait
+		unheard  []int32           // of the awaited, those that have ended with a result, in order; some are forgotten
+		serve    func(*Message)    // serves requests, one at a time; nil: requests are events
 		serving  bool
-		failure  error // why nothing is sent any more; nil while all is well
+		failure  error // why requests fail; nil while they may be sent
 		closed   bool
 	}
 }
 
-// ending is what a request's end is waited for by.
-type ending struct {
+// waiter lets Wait block until a request ends.
+type waiter struct {
 	latch.Latch
 	result *Result // set before the latch opens
 }
 
-// Event is one of: a request of a node, the response to a simple request, the end of
-// a request.
+// Event is one of: a request of another node, the response to a simple request, the end
+// of an own request.
 type Event struct {
 	Request, Response *Message
 	Result            *Result
@@ -46,19 +47,19 @@ type Event struct {
 
 func newCustomer(o *Office, app, id int32) *Customer {
 	c := &Customer{App: app, ID: id, office: o, wake: make(chan struct{}, 1)}
-	c.mu.awaited = map[int32]*ending{}
+	c.mu.awaited = map[int32]*waiter{}
 	return c
 }
 
-// Next waits at most timeout for an event; false when there is none, or none any more.
+// Next waits at most timeout for an event; false after the timeout or once the customer is closed.
 func (c *Customer) Next(timeout time.Duration) (Event, bool) {
-	if e, ok := c.take(); ok {
+	if e, ok := c.poll(); ok {
 		return e, true
 	}
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for {
-		if e, ok := c.take(); ok {
+		if e, ok := c.poll(); ok {
 			return e, true
 		}
 		select {
@@ -72,17 +73,18 @@ func (c *Customer) Next(timeout time.Duration) (Event, bool) {
 	}
 }
 
-// Done gives back the memory of an event's values, which nobody may read any more. To leave it out costs time alone.
+// Done returns the buffers of an event to the pool; its values must not be read any more. Calling Done is optional, but
+// saves time.
 func (c *Customer) Done(e Event) {
 	if e.Request != nil {
-		c.office.depot.put(e.Request.lent)
-		e.Request.lent = nil
+		c.office.pool.put(e.Request.pooled)
+		e.Request.pooled = nil
 	}
 	if e.Result != nil {
-		for _, b := range e.Result.lent {
-			c.office.depot.put(b)
+		for _, b := range e.Result.pooled {
+			c.office.pool.put(b)
 		}
-		e.Result.lent = nil
+		e.Result.pooled = nil
 	}
 }
 
@@ -92,7 +94,7 @@ func (c *Customer) isClosed() bool {
 	return c.mu.closed
 }
 
-func (c *Customer) take() (Event, bool) {
+func (c *Customer) poll() (Event, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.mu.ended) > 0 {
@@ -114,29 +116,29 @@ func (c *Customer) wakeUp() {
 	}
 }
 
-// accept takes a message for this customer.
+// accept handles a message to this customer.
 func (c *Customer) accept(m *Message) error {
 	if m.Request {
 		if c.admit(m) {
-			c.serveNow(m)
+			c.serveAdmitted(m)
 		}
 		return nil
 	}
-	return c.answered(m)
+	return c.handleAnswer(m)
 }
 
-// nowBytes is the longest request that is served by the goroutine that received it; longer ones would keep it from
+// inlineBytes bounds the requests that are served on the goroutine that received them; serving a longer one would delay
 // receiving.
-const nowBytes = 64 << 10
+const inlineBytes = 64 << 10
 
-// admit tells whether the caller is to serve a request, at once; else it waits for its turn.
+// admit reports whether the caller must serve m now; if not, m was queued or dropped.
 func (c *Customer) admit(m *Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.closed {
 		return false
 	}
-	if c.mu.serve != nil && !c.mu.serving && c.mu.requests.empty() && m.size() <= nowBytes {
+	if c.mu.serve != nil && !c.mu.serving && c.mu.requests.empty() && m.size() <= inlineBytes {
 		c.mu.serving = true
 		return true
 	}
@@ -145,18 +147,19 @@ func (c *Customer) admit(m *Message) bool {
 	return false
 }
 
-// turn waits for a request whose turn it is; nil once the customer is closed.
-func (c *Customer) turn() *Message {
+// awaitRequest waits for the next request to serve; nil once the customer is closed.
+func (c *Customer) awaitRequest() *Message {
 	for {
-		m, over := c.nextTurn()
-		if m != nil || over {
+		m, closed := c.startServing()
+		if m != nil || closed {
 			return m
 		}
 		<-c.wake
 	}
 }
 
-func (c *Customer) nextTurn() (m *Message, over bool) {
+// startServing pops the next request and marks the customer as serving; nil if there is none or another is being served.
+func (c *Customer) startServing() (m *Message, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.closed || c.mu.serving {
@@ -167,7 +170,7 @@ func (c *Customer) nextTurn() (m *Message, over bool) {
 	return m, false
 }
 
-// enqueue has a request wait for its turn.
+// enqueue queues a request.
 func (c *Customer) enqueue(m *Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,8 +178,8 @@ func (c *Customer) enqueue(m *Message) {
 	c.wakeUp()
 }
 
-// serveNow serves a request; the caller's turn was noted.
-func (c *Customer) serveNow(m *Message) {
+// serveAdmitted serves a request after admit or startServing has set c.mu.serving.
+func (c *Customer) serveAdmitted(m *Message) {
 	c.mu.serve(m)
 	c.Done(Event{Request: m})
 	c.mu.Lock()
@@ -185,51 +188,53 @@ func (c *Customer) serveNow(m *Message) {
 	c.wakeUp()
 }
 
-// answered takes a response.
-func (c *Customer) answered(m *Message) error {
+// handleAnswer handles a response.
+func (c *Customer) handleAnswer(m *Message) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.bring(m)
+	c.copyToCaller(m)
 	result, err := c.mu.tracker.Answer(m)
 	if err != nil {
 		return err
 	}
 	if !m.Pull {
-		c.office.depot.put(m.lent)
-		m.lent = nil
+		c.office.pool.put(m.pooled)
+		m.pooled = nil
 	}
 	if m.Simple && m.Failure == "" {
 		c.mu.ended = append(c.mu.ended, Event{Response: m})
 		c.wakeUp()
 	}
 	if result != nil {
-		c.over(result)
+		c.finish(result)
 	}
 	return nil
 }
 
-// bring copies the values of an answer to where they are waited for, unless they are there. mu is held.
-func (c *Customer) bring(m *Message) {
-	if m.landed || !m.Pull || len(m.KVs.Vals) == 0 {
+// copyToCaller copies the values of an answer into the caller's array, if it has one and they are not there yet. mu is
+// held.
+func (c *Customer) copyToCaller(m *Message) {
+	if m.inPlace || !m.Pull || len(m.KVs.Vals) == 0 {
 		return
 	}
-	if place := c.mu.tracker.Land(m.Timestamp, m.Peer, len(m.KVs.Vals), m.KVs.DType, m.KVs.Lens != nil); place != nil {
+	if place := c.mu.tracker.AnswerBuffer(m.Timestamp, m.Peer, len(m.KVs.Vals), m.KVs.DType, m.KVs.Lens != nil); place != nil {
 		copy(place, m.KVs.Vals)
-		c.office.depot.put(m.lent)
-		m.KVs.Vals, m.lent, m.landed = place, nil, true
+		c.office.pool.put(m.pooled)
+		m.KVs.Vals, m.pooled, m.inPlace = place, nil, true
 	}
 }
 
-// over tells of the end of a request. mu is held.
-func (c *Customer) over(r *Result) {
+// finish reports the end of a request, by Wait or as an event. mu is held.
+func (c *Customer) finish(r *Result) {
 	e := c.mu.awaited[r.Timestamp]
 	if e == nil {
 		c.mu.ended = append(c.mu.ended, Event{Result: r})
 		c.wakeUp()
 		return
 	}
-	if r.Err != nil || r.KVs.Lens != nil || len(r.KVs.Keys) > 0 && !r.Landed {
+	if r.Err != nil || r.KVs.Lens != nil || len(r.KVs.Keys) > 0 && !r.InPlace {
 		e.result = r
+		c.keep(r.Timestamp)
 	} else {
 		delete(c.mu.awaited, r.Timestamp)
 		c.Done(Event{Result: r})
@@ -237,8 +242,25 @@ func (c *Customer) over(r *Result) {
 	e.Open()
 }
 
-// Wait waits at most timeout for the end of a request that is Awaited. done tells whether it has ended, as one has that
-// is not known any more; the result, of which there is none where there is nothing to tell, stays until Forget.
+// maxUnheard bounds the results that are kept for Wait, as python/fptps/ps/app.py does: a program that waits for none of
+// its requests must not grow.
+const maxUnheard = 1 << 14
+
+// keep notes a result that waits for Forget, and drops the oldest of too many. mu is held.
+func (c *Customer) keep(ts int32) {
+	c.mu.unheard = append(c.mu.unheard, ts)
+	for len(c.mu.unheard) > maxUnheard {
+		old := c.mu.unheard[0]
+		c.mu.unheard = c.mu.unheard[1:]
+		if e := c.mu.awaited[old]; e != nil && e.result != nil {
+			delete(c.mu.awaited, old)
+			c.Done(Event{Result: e.result})
+		}
+	}
+}
+
+// Wait waits at most timeout for the end of a request that was started with Awaited, and reports whether it has ended. The
+// result is nil if the request succeeded without data to read; else it is kept until Forget.
 func (c *Customer) Wait(ts int32, timeout time.Duration) (r *Result, done bool) {
 	c.mu.Lock()
 	e := c.mu.awaited[ts]
@@ -252,7 +274,7 @@ func (c *Customer) Wait(ts int32, timeout time.Duration) (r *Result, done bool) 
 	return e.result, true
 }
 
-// Forget drops the result of a request that was waited for.
+// Forget drops a result that Wait returned.
 func (c *Customer) Forget(r *Result) {
 	c.mu.Lock()
 	delete(c.mu.awaited, r.Timestamp)
@@ -260,33 +282,33 @@ func (c *Customer) Forget(r *Result) {
 	c.Done(Event{Result: r})
 }
 
-// land gives the place in an array of the caller's for the answer of a node; nil where it has none.
-func (c *Customer) land(ts int32, id, bytes int, d wire.DType, lens bool) []byte {
+// answerBuffer is Tracker.AnswerBuffer under the lock.
+func (c *Customer) answerBuffer(ts int32, id, bytes int, d wire.DType, lens bool) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.mu.tracker.Land(ts, id, bytes, d, lens)
+	return c.mu.tracker.AnswerBuffer(ts, id, bytes, d, lens)
 }
 
-// lose ends what is asked of a node.
-func (c *Customer) lose(id int, why error) {
+// failPeer fails the open requests to a node.
+func (c *Customer) failPeer(id int, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, r := range c.mu.tracker.Lose(id, why) {
-		c.over(r)
+	for _, r := range c.mu.tracker.FailPeer(id, why) {
+		c.finish(r)
 	}
 }
 
-// fail ends all that is asked of anyone, and all that is asked from now on.
+// fail fails all open requests, and all later ones.
 func (c *Customer) fail(why error) {
 	c.mu.Lock()
 	c.mu.failure = why
 	c.mu.Unlock()
 	for _, id := range c.office.group(cluster.AllGroup) {
-		c.lose(id, why)
+		c.failPeer(id, why)
 	}
 }
 
-// Close has later messages dropped, and wakes Next.
+// Close makes the customer drop later messages, and wakes Next.
 func (c *Customer) Close() {
 	c.office.forget(c)
 	c.mu.Lock()
@@ -295,47 +317,47 @@ func (c *Customer) Close() {
 	c.wakeUp()
 }
 
-// Ending is what is to happen at the end of a request.
-type Ending struct {
-	Out     []byte // an array that may be filled with the values of a pull until then; its Result tells whether it was
-	Awaited bool   // it is told by Wait, not by Next
+// Completion says how a request's end is reported.
+type Completion struct {
+	Out     []byte // an array that the values of a pull may be written to until then; Result.InPlace reports whether they were
+	Awaited bool   // Wait reports it, not Next
 }
 
-// start opens a request of nodes, unless nothing is sent any more. d is of Out's elements.
-func (c *Customer) start(pull bool, asked map[int][]uint64, end Ending, d wire.DType) (int32, error) {
+// start opens a request to the nodes in asked. d is the dtype of Out.
+func (c *Customer) start(pull bool, asked map[int][]uint64, completion Completion, d wire.DType) (int32, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.failure != nil {
 		return 0, c.mu.failure
 	}
-	nobody := len(asked) == 0 // has to answer: it ends at once
-	if nobody {
+	immediate := len(asked) == 0 // no node has to answer: the request ends at once
+	if immediate {
 		asked = map[int][]uint64{0: nil}
 	}
 	ts := c.mu.tracker.Start(pull, asked)
-	if end.Awaited {
-		c.mu.awaited[ts] = &ending{}
+	if completion.Awaited {
+		c.mu.awaited[ts] = &waiter{}
 	}
-	if nobody {
-		for _, r := range c.mu.tracker.Lose(0, nil) {
-			c.over(r)
+	if immediate {
+		for _, r := range c.mu.tracker.FailPeer(0, nil) {
+			c.finish(r)
 		}
-	} else if end.Out != nil {
-		c.mu.tracker.Fill(ts, end.Out, d)
+	} else if completion.Out != nil {
+		c.mu.tracker.SetOut(ts, completion.Out, d)
 	}
 	return ts, nil
 }
 
-// send takes a message of request ts to its node; where that fails, the request does.
+// send sends a message of an open request; if that fails, so does the request.
 func (c *Customer) send(m *Message) {
 	if err := c.office.send(m); fault.CodeOf(err) == fault.NodeLost {
-		c.lose(m.Peer, err)
+		c.failPeer(m.Peer, err)
 	} else if err != nil {
-		c.lose(m.Peer, fault.New(fault.Connect, "request %d could not be sent to %s: %v", m.Timestamp, name(m.Peer), err))
+		c.failPeer(m.Peer, fault.New(fault.Connect, "request %d could not be sent to %s: %v", m.Timestamp, name(m.Peer), err))
 	}
 }
 
-// Missing names who has not answered a request.
+// Missing names the nodes that have not answered a request.
 func (c *Customer) Missing(ts int32) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -346,7 +368,7 @@ func (c *Customer) Missing(ts int32) []string {
 	return names
 }
 
-// Fail answers a request with an error.
+// Fail sends an error as the answer to a request.
 func (c *Customer) Fail(to *Message, why string) error {
 	answer := answerTo(to)
 	answer.Failure = why
@@ -360,10 +382,10 @@ func (c *Customer) answer(m *Message) error {
 	return nil
 }
 
-// answerTo is an empty answer to a request.
+// answerTo makes an empty answer to a request.
 func answerTo(m *Message) *Message {
 	return &Message{Peer: m.Peer, App: m.App, Customer: m.Customer, Timestamp: m.Timestamp, Head: m.Head,
-		Simple: m.Simple, Push: m.Push, Pull: m.Pull, Priority: m.Priority, Life: m.Life}
+		Simple: m.Simple, Push: m.Push, Pull: m.Pull, Priority: m.Priority, PeerDeaths: m.PeerDeaths}
 }
 
 func name(id int) string { return wire.NodeName(id) }

@@ -8,75 +8,74 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// valuesFrame is the place of the values among a message's frames.
+// valuesFrame is the index of the values among a message's frames.
 const valuesFrame = 2
 
-// firstRoom is what a frame gets on the word of its sender.
-const firstRoom = 64 << 20
+// initialFrameBytes bounds the memory that is allocated for a frame before any of it has arrived.
+const initialFrameBytes = 64 << 20
 
-// inbox puts the messages of one node together from what comes over the data plane, each frame in one piece of memory.
-// The parts of a message come in their order; whatever else comes is read to nowhere. It is pure, and the receive
-// loop's alone.
+// inbox reassembles the messages of one peer from the packets of the data plane, each frame in contiguous memory. The
+// packets of a message must arrive in order; others are discarded. It is pure, and used by the receive loop alone.
 type inbox struct {
-	limit  int                                    // maxOpen
-	open   map[uint64]*arrival                    // messages that are not whole, by number
-	bytes  int                                    // their cost
-	wanted func(meta *pspb.Meta, l layout) []byte // where the values of a message are waited for; nil: nowhere
-	depot  *depot                                 // memory for other values
+	limit        int                                    // maxOpen
+	open         map[uint64]*incoming                   // incomplete messages, by number
+	bytes        int                                    // their cost
+	answerBuffer func(meta *pspb.Meta, l layout) []byte // the array that waits for the values of a message; nil if none does
+	pool         *pool                                  // memory for values without such an array
 }
 
-// delivery is a message that has come over the data plane; where it is refused, its meta alone, if that is known.
+// delivery is a message that arrived over the data plane. With an error it holds the meta alone, if that is known.
 type delivery struct {
-	meta   *pspb.Meta
-	frames [][]byte
-	lent   []byte // the depot's memory among them
-	landed bool   // the values are where they were waited for
+	meta    *pspb.Meta
+	frames  [][]byte
+	pooled  []byte // buffer of the pool that frames refer to
+	inPlace bool   // the values are in the requester's array
 }
 
-// arrival is a message that arrives.
-type arrival struct {
-	delivery // its meta is nil while that is on its way, and among the frames
+// incoming is a message that has arrived in part.
+type incoming struct {
+	delivery // while meta has not arrived, it is nil, and frames[0] is for it
 	layout   layout
 	cost     int
 	parts    uint32
-	whole    uint32 // parts that are here
-	placed   uint32 // parts that have their place; at least as many
-	frame    int    // of the next part to be placed
-	at       int    // in that frame
+	arrived  uint32 // parts that have arrived
+	placed   uint32 // parts with an assigned place; at least as many as arrived
+	frame    int    // of the next part to place
+	offset   int    // in that frame
 }
 
-// place says where a part is read to; nil: nowhere.
+// place returns the memory to read a packet into; nil to discard it.
 func (b *inbox) place(h *wire.Header) []byte {
 	if h.Packet == 0 {
-		return b.depot.get(int(h.WireLen))
+		return b.pool.get(int(h.WireLen))
 	}
-	a := b.open[h.Round]
+	a := b.open[h.Number]
 	if a == nil {
 		return nil
 	}
-	for a.placed < a.parts && a.at == a.layout[a.frame] {
-		a.frame, a.at = a.frame+1, 0
+	for a.placed < a.parts && a.offset == a.layout[a.frame] {
+		a.frame, a.offset = a.frame+1, 0
 	}
-	if a.placed == a.parts || h.Packet != a.placed+1 || int(h.WireLen) != min(wire.PacketBytes, a.layout[a.frame]-a.at) {
-		b.close(h.Round)
+	if a.placed == a.parts || h.Packet != a.placed+1 || int(h.WireLen) != min(wire.PacketBytes, a.layout[a.frame]-a.offset) {
+		b.close(h.Number)
 		return nil
 	}
-	if a.placed == a.whole { // else there is room for all that a header announces
+	if a.placed == a.arrived { // else frame has memory for all packets that the header announced
 		a.makeRoom()
 	}
 	a.placed++
-	from := a.at
-	a.at += int(h.WireLen)
-	return a.frames[a.frame][from:a.at:a.at]
+	from := a.offset
+	a.offset += int(h.WireLen)
+	return a.frames[a.frame][from:a.offset:a.offset]
 }
 
-// makeRoom has place for the next parts of a frame: that of a long one grows with what comes, so that no announcement
-// alone takes memory.
-func (a *arrival) makeRoom() {
+// makeRoom makes memory for the next packets of a frame. A long frame grows as its bytes arrive, so that a peer cannot make
+// this node allocate by an announcement alone.
+func (a *incoming) makeRoom() {
 	had, all := a.frames[a.frame], a.layout[a.frame]
-	if len(had) < all && len(had)-a.at < (wire.MaxAhead+1)*wire.PacketBytes {
+	if len(had) < all && len(had)-a.offset < (wire.MaxAhead+1)*wire.PacketBytes {
 		grown := make([]byte, min(2*len(had), all))
-		copy(grown, had[:a.at])
+		copy(grown, had[:a.offset])
 		a.frames[a.frame] = grown
 	}
 }
@@ -86,26 +85,26 @@ func (b *inbox) close(number uint64) {
 	delete(b.open, number)
 }
 
-// arrived takes a part that is where place said. It gives the message that is whole by it, nil while none is; with an
-// error the one that is refused.
-func (b *inbox) arrived(h *wire.Header, payload []byte) (*delivery, error) {
+// handleArrived handles a packet after it was read into place. It returns the message that the packet completes, nil if it
+// completes none; with an error, the message that is refused.
+func (b *inbox) handleArrived(h *wire.Header, payload []byte) (*delivery, error) {
 	if h.Packet == 0 {
-		return b.begin(h.Round, payload)
+		return b.begin(h.Number, payload)
 	}
-	a := b.open[h.Round]
-	if a == nil || h.Packet != a.whole+1 {
-		return nil, fmt.Errorf("part %d of message %d, which is not under way", h.Packet, h.Round)
+	a := b.open[h.Number]
+	if a == nil || h.Packet != a.arrived+1 {
+		return nil, fmt.Errorf("part %d of message %d, which is not under way", h.Packet, h.Number)
 	}
-	a.whole++
-	if a.whole < a.parts {
+	a.arrived++
+	if a.arrived < a.parts {
 		return nil, nil
 	}
-	b.close(h.Round)
-	return a.end()
+	b.close(h.Number)
+	return a.decode()
 }
 
-// end gives a message that is whole.
-func (a *arrival) end() (_ *delivery, err error) {
+// decode returns a complete message.
+func (a *incoming) decode() (_ *delivery, err error) {
 	if a.meta == nil {
 		a.meta, err = van.DecodeMeta(a.frames[0])
 	}
@@ -113,13 +112,13 @@ func (a *arrival) end() (_ *delivery, err error) {
 	return &a.delivery, err
 }
 
-// begin takes packet 0.
+// begin handles packet 0 of a message.
 func (b *inbox) begin(number uint64, payload []byte) (*delivery, error) {
-	l, frames, err := readFirst(payload)
+	l, frames, err := decodeFirst(payload)
 	if err != nil {
 		return nil, err
 	}
-	a := &arrival{delivery: delivery{frames: frames}, layout: l, cost: l.cost(), frame: len(frames)}
+	a := &incoming{delivery: delivery{frames: frames}, layout: l, cost: l.cost(), frame: len(frames)}
 	if len(frames) > 0 {
 		if a.meta, err = van.DecodeMeta(frames[0]); err != nil {
 			return nil, err
@@ -127,8 +126,8 @@ func (b *inbox) begin(number uint64, payload []byte) (*delivery, error) {
 	}
 	switch {
 	case len(frames) == len(l):
-		a.lent = payload
-		return a.end()
+		a.pooled = payload
+		return a.decode()
 	case b.open[number] != nil:
 		return &a.delivery, fmt.Errorf("message %d begins twice", number)
 	case len(b.open) > 0 && b.bytes+a.cost > b.limit:
@@ -143,18 +142,18 @@ func (b *inbox) begin(number uint64, payload []byte) (*delivery, error) {
 	return nil, nil
 }
 
-// memory gives the place of a frame, or of its beginning.
-func (b *inbox) memory(a *arrival, frame int, l layout) []byte {
+// memory returns the memory of a frame, or of the beginning of a long one.
+func (b *inbox) memory(a *incoming, frame int, l layout) []byte {
 	values := frame == valuesFrame
 	if values && a.meta != nil {
-		if place := b.wanted(a.meta, l); place != nil {
-			a.landed = true
+		if place := b.answerBuffer(a.meta, l); place != nil {
+			a.inPlace = true
 			return place
 		}
 	}
-	if !values || l[frame] > firstRoom {
-		return make([]byte, min(l[frame], firstRoom))
+	if !values || l[frame] > initialFrameBytes {
+		return make([]byte, min(l[frame], initialFrameBytes))
 	}
-	a.lent = b.depot.get(l[frame])
-	return a.lent
+	a.pooled = b.pool.get(l[frame])
+	return a.pooled
 }

@@ -20,25 +20,25 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// hub is a cluster of offices. What they send waits until the test delivers it.
+// hub is a cluster of offices. Their messages wait until the test delivers them.
 type hub struct {
 	t       *testing.T
 	members []cluster.Member
 	offices map[int]*Office
-	mu      sync.Mutex // of sent: the offices' timers send, too
-	sent    []parcel
-	lines   map[[2]int][]*transport.Outgoing // what waits for the data plane's connections, in the order of Send
+	mu      sync.Mutex // guards sent: the offices' timers send, too
+	sent    []envelope
+	packets map[[2]int][]*transport.Outgoing // waiting for each connection of the data plane, in the order of Send
 	random  *rand.Rand
 	log     bytes.Buffer
 }
 
-type parcel struct {
+type envelope struct {
 	from, to int
 	meta     *pspb.Meta
 	data     [][]byte
 }
 
-// hubPost is one node's way to send.
+// hubPost is the Post of one node.
 type hubPost struct {
 	*hub
 	self int
@@ -56,23 +56,23 @@ func (p hubPost) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sent = append(p.sent, parcel{p.self, id, proto.Clone(m).(*pspb.Meta), copies})
+	p.sent = append(p.sent, envelope{p.self, id, proto.Clone(m).(*pspb.Meta), copies})
 	return nil
 }
 
-// bothWays runs a test with messages over ZeroMQ, and with messages over the data plane.
-func bothWays(t *testing.T, test func(*testing.T, bool)) {
+// overBothPlanes runs a test with messages over ZeroMQ and over the data plane.
+func overBothPlanes(t *testing.T, test func(*testing.T, bool)) {
 	t.Run("zeromq", func(t *testing.T) { test(t, false) })
 	t.Run("packets", func(t *testing.T) { test(t, true) })
 }
 
-// newHub makes a cluster; link has messages between workers, servers and the scheduler go over the data plane.
-func newHub(t *testing.T, link bool, workers, servers int) *hub {
+// newHub makes a cluster. With dataPlane, messages between workers, servers and the scheduler travel over the data plane.
+func newHub(t *testing.T, dataPlane bool, workers, servers int) *hub {
 	h := &hub{t: t, offices: map[int]*Office{}, random: rand.New(rand.NewPCG(uint64(workers), uint64(servers)))}
 	log := slog.New(slog.NewTextHandler(&h.log, nil))
 	add := func(role cluster.Role, id int) {
 		h.members = append(h.members, cluster.Member{ID: id, Role: role, Protocol: cluster.Protocol})
-		h.offices[id] = NewOffice(role, log)
+		h.offices[id] = NewOffice(role, log, func(err error) { t.Errorf("an office failed: %v", err) })
 	}
 	for rank := range servers {
 		add(cluster.RoleServer, wire.ServerID(rank))
@@ -84,7 +84,7 @@ func newHub(t *testing.T, link bool, workers, servers int) *hub {
 	for id, o := range h.offices {
 		o.Join(hubPost{h, id})
 		for _, m := range h.members {
-			if link && m.ID != id && m.Role != o.role {
+			if dataPlane && m.ID != id && m.Role != o.role {
 				o.Link(hubPlane{h, id}, m.ID)
 			}
 		}
@@ -92,7 +92,7 @@ func newHub(t *testing.T, link bool, workers, servers int) *hub {
 	return h
 }
 
-// hubPlane is one node's data plane.
+// hubPlane is the Plane of one node.
 type hubPlane struct {
 	*hub
 	self int
@@ -101,29 +101,29 @@ type hubPlane struct {
 func (p hubPlane) Send(peer uint32, m transport.Outgoing) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.lines == nil {
-		p.lines = map[[2]int][]*transport.Outgoing{}
+	if p.packets == nil {
+		p.packets = map[[2]int][]*transport.Outgoing{}
 	}
-	at := [2]int{p.self, int(peer)}
-	p.lines[at] = append(p.lines[at], &m)
+	pair := [2]int{p.self, int(peer)}
+	p.packets[pair] = append(p.packets[pair], &m)
 }
 
-// carry brings one packet of any connection; false where there is none.
-func (h *hub) carry() bool {
+// deliverPacket delivers one packet of a random connection; false if none waits.
+func (h *hub) deliverPacket() bool {
 	h.mu.Lock()
-	ends := slices.SortedFunc(maps.Keys(h.lines), func(a, b [2]int) int { return cmp.Or(a[0]-b[0], a[1]-b[1]) })
+	ends := slices.SortedFunc(maps.Keys(h.packets), func(a, b [2]int) int { return cmp.Or(a[0]-b[0], a[1]-b[1]) })
 	h.mu.Unlock()
 	if len(ends) == 0 {
 		return false
 	}
-	h.carryOn(ends[h.random.IntN(len(ends))])
+	h.deliverPacketOn(ends[h.random.IntN(len(ends))])
 	return true
 }
 
-// carryOn brings the most urgent packet of a connection.
-func (h *hub) carryOn(at [2]int) {
+// deliverPacketOn delivers the most urgent packet of a connection.
+func (h *hub) deliverPacketOn(at [2]int) {
 	h.mu.Lock()
-	runs := h.lines[at]
+	runs := h.packets[at]
 	run := slices.MaxFunc(runs, func(a, b *transport.Outgoing) int { return cmp.Compare(a.Header.Priority, b.Header.Priority) })
 	header, data := run.Header, run.Data[:min(wire.PacketBytes, len(run.Data))]
 	header.RawLen, header.WireLen = uint32(len(data)), uint32(len(data))
@@ -131,20 +131,20 @@ func (h *hub) carryOn(at [2]int) {
 	run.Header.Packet++
 	over := len(run.Data) == 0
 	if over {
-		h.lines[at] = slices.DeleteFunc(runs, func(r *transport.Outgoing) bool { return r == run })
+		h.packets[at] = slices.DeleteFunc(runs, func(r *transport.Outgoing) bool { return r == run })
 	}
-	if len(h.lines[at]) == 0 {
-		delete(h.lines, at)
+	if len(h.packets[at]) == 0 {
+		delete(h.packets, at)
 	}
 	h.mu.Unlock()
-	h.packet(at[0], at[1], &header, data)
+	h.handlePacket(at[0], at[1], &header, data)
 	if over {
 		run.Owner.Release()
 	}
 }
 
-// packet brings one packet, whose header has to be one that the wire takes.
-func (h *hub) packet(from, to int, header *wire.Header, data []byte) {
+// handlePacket passes one packet to its receiver. It fails the test if the header is invalid.
+func (h *hub) handlePacket(from, to int, header *wire.Header, data []byte) {
 	h.t.Helper()
 	var b [wire.HeaderBytes]byte
 	header.Put(b[:])
@@ -156,10 +156,10 @@ func (h *hub) packet(from, to int, header *wire.Header, data []byte) {
 	h.offices[to].Arrived(uint32(from), header, place)
 }
 
-// deliver brings everything that was sent, and what is sent because of it.
+// deliver delivers all messages, including those sent in response.
 func (h *hub) deliver() {
 	for {
-		if h.carry() {
+		if h.deliverPacket() {
 			continue
 		}
 		h.mu.Lock()
@@ -170,18 +170,18 @@ func (h *hub) deliver() {
 		next := h.sent[0]
 		h.sent = h.sent[1:]
 		h.mu.Unlock()
-		h.give(next.from, next.to, next.meta, next.data...)
+		h.deliverMessage(next.from, next.to, next.meta, next.data...)
 	}
 }
 
-func (h *hub) give(from, to int, meta *pspb.Meta, data ...[]byte) {
-	if h.offices[to].lines.get(from) != nil {
+func (h *hub) deliverMessage(from, to int, meta *pspb.Meta, data ...[]byte) {
+	if h.offices[to].links.get(from) != nil {
 		encoded, err := van.Encode(meta)
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		b := first(append([][]byte{encoded}, data...), new(depot).get) // all of it, in tests that give
-		h.packet(from, to, &wire.Header{Kind: wire.Part, Run: 1, Round: 1 << 60, RawLen: uint32(len(b)), WireLen: uint32(len(b))}, b)
+		b := encodeFirst(append([][]byte{encoded}, data...), new(pool).get) // the messages of these tests fit in one packet
+		h.handlePacket(from, to, &wire.Header{Kind: wire.Part, Run: 1, Number: 1 << 60, RawLen: uint32(len(b)), WireLen: uint32(len(b))}, b)
 		return
 	}
 	member := cluster.Member{ID: from}
@@ -197,17 +197,17 @@ func (h *hub) open(id int, app, customer int32) *Customer {
 	return c
 }
 
-// event takes the next event, which has to be there.
+// event returns the next event; it fails the test if there is none.
 func (h *hub) event(c *Customer) Event {
 	h.t.Helper()
-	e, ok := c.take()
+	e, ok := c.poll()
 	if !ok {
 		h.t.Fatalf("app %d has no event; log:\n%s", c.App, h.log.String())
 	}
 	return e
 }
 
-// result takes the next event, the end of request ts.
+// result returns the next event, which must be the end of request ts.
 func (h *hub) result(c *Customer, ts int32) *Result {
 	h.t.Helper()
 	e := h.event(c)
@@ -217,13 +217,13 @@ func (h *hub) result(c *Customer, ts int32) *Result {
 	return e.Result
 }
 
-// sums has servers answer what they were asked with Sum.
-func (h *hub) sums(all ...*Sum) {
+// serveAll delivers messages and lets the servers answer requests, until nothing is left.
+func (h *hub) serveAll(all ...*Sum) {
 	h.deliver()
 	for again := true; again; {
 		again = false
 		for _, s := range all {
-			if e, ok := s.server.take(); ok {
+			if e, ok := s.server.poll(); ok {
 				s.serve(e.Request)
 				again = true
 			}
@@ -232,7 +232,7 @@ func (h *hub) sums(all ...*Sum) {
 	}
 }
 
-// wantRejected checks the counter of a node, and that the log names the sender once.
+// wantRejected checks a node's counter of rejected messages, and that the log names the sender once.
 func (h *hub) wantRejected(id int, want uint64, from string) {
 	h.t.Helper()
 	if got := h.offices[id].Rejected(); got != want {

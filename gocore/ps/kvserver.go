@@ -5,13 +5,13 @@ import "fptps/gocore/fault"
 // KVServer is a customer that answers pushes and pulls.
 type KVServer struct{ *Customer }
 
-// Response answers a request. Of to only what names it is used: values are the answer's,
-// and not used beyond the return.
-func (s KVServer) Response(to *Message, k KVs) error { return s.lend(to, k, nil) }
+// Response answers a request; it uses only the fields of to that identify the request.
+// k holds the values of the answer; they are not used after the return.
+func (s KVServer) Response(to *Message, k KVs) error { return s.respond(to, k, nil) }
 
-// lend is Response, with values that are used until done is called.
-func (s KVServer) lend(to *Message, k KVs, done func()) error {
-	if err := k.check(len(k.Keys) > 0); err != nil {
+// respond is Response, but the values are used until done is called.
+func (s KVServer) respond(to *Message, k KVs, done func()) error {
+	if err := k.validate(len(k.Keys) > 0); err != nil {
 		return fault.New(fault.Value, "%v", err)
 	}
 	answer := answerTo(to)

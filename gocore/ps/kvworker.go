@@ -5,28 +5,28 @@ import (
 	"fptps/gocore/wire"
 )
 
-// KVWorker is a customer that pushes values to the servers and pulls them, cut by the
-// servers' ranges of keys. Keys and Lens are kept until the end of the request, values
-// not beyond the return.
+// KVWorker is a customer that pushes values to the servers and pulls them, divided by
+// the servers' key ranges. Keys and Lens are used until the end of the request; Vals are
+// not used after a call returns.
 type KVWorker struct{ *Customer }
 
 // Push sends values.
-func (w KVWorker) Push(k KVs, end Ending, command, priority int32) (int32, error) {
-	return w.exchange(true, false, k, end, command, priority)
+func (w KVWorker) Push(k KVs, completion Completion, command, priority int32) (int32, error) {
+	return w.exchange(true, false, k, completion, command, priority)
 }
 
 // Pull asks for the values of keys.
-func (w KVWorker) Pull(k KVs, end Ending, command, priority int32) (int32, error) {
-	return w.exchange(false, true, k, end, command, priority)
+func (w KVWorker) Pull(k KVs, completion Completion, command, priority int32) (int32, error) {
+	return w.exchange(false, true, k, completion, command, priority)
 }
 
-// PushPull does both in one request.
-func (w KVWorker) PushPull(k KVs, end Ending, command, priority int32) (int32, error) {
-	return w.exchange(true, true, k, end, command, priority)
+// PushPull pushes and pulls in one request.
+func (w KVWorker) PushPull(k KVs, completion Completion, command, priority int32) (int32, error) {
+	return w.exchange(true, true, k, completion, command, priority)
 }
 
-func (w KVWorker) exchange(push, pull bool, k KVs, end Ending, command, priority int32) (int32, error) {
-	if err := k.check(push); err != nil {
+func (w KVWorker) exchange(push, pull bool, k KVs, completion Completion, command, priority int32) (int32, error) {
+	if err := k.validate(push); err != nil {
 		return 0, fault.New(fault.Value, "%v", err)
 	}
 	servers := w.office.servers()
@@ -43,7 +43,7 @@ func (w KVWorker) exchange(push, pull bool, k KVs, end Ending, command, priority
 			asked[wire.ServerID(rank)] = part.Keys
 		}
 	}
-	ts, err := w.start(pull, asked, end, k.DType)
+	ts, err := w.start(pull, asked, completion, k.DType)
 	if err != nil {
 		return 0, err
 	}

@@ -8,16 +8,16 @@ import (
 	"fptps/gocore/wire"
 )
 
-// On the data plane a message is the frames that it has over ZeroMQ: meta, keys, values, lens. Packet 0 holds their
-// number and lengths, then, in their order, those that fit. From the first that does not fit on, each begins a packet
-// of its own, and its packets count on from 1.
+// Over the data plane a message has the same frames as over ZeroMQ: meta, keys, values, lens. Packet 0 holds the number of
+// frames, their lengths, and then, in order, the frames that fit. From the first frame that does not fit on, each frame
+// begins a new packet; these packets are numbered from 1.
 
 const (
 	maxFrames = 4
 	headBytes = 8 * (1 + maxFrames)
 )
 
-// layout is the lengths of a message's frames.
+// layout holds the lengths of a message's frames.
 type layout []int
 
 func layoutOf(frames [][]byte) layout {
@@ -28,8 +28,8 @@ func layoutOf(frames [][]byte) layout {
 	return l
 }
 
-// inside is how many frames are in packet 0, and how long that is.
-func (l layout) inside() (frames, bytes int) {
+// inFirstPacket is the number of frames in packet 0, and the length of packet 0.
+func (l layout) inFirstPacket() (frames, bytes int) {
 	bytes = headBytes
 	for _, n := range l {
 		if bytes+n > wire.PacketBytes {
@@ -40,7 +40,7 @@ func (l layout) inside() (frames, bytes int) {
 	return frames, bytes
 }
 
-// cost is about what the message takes in memory while it is on its way.
+// cost is about the memory that the message takes until it is complete.
 func (l layout) cost() int {
 	total := wire.PacketBytes
 	for _, n := range l {
@@ -49,10 +49,10 @@ func (l layout) cost() int {
 	return total
 }
 
-// first makes packet 0, in memory that get lends.
-func first(frames [][]byte, get func(int) []byte) []byte {
+// encodeFirst encodes packet 0 into memory from get.
+func encodeFirst(frames [][]byte, get func(int) []byte) []byte {
 	l := layoutOf(frames)
-	inside, bytes := l.inside()
+	inside, bytes := l.inFirstPacket()
 	b := get(bytes)[:headBytes]
 	clear(b)
 	binary.LittleEndian.PutUint64(b, uint64(len(l)))
@@ -65,10 +65,10 @@ func first(frames [][]byte, get func(int) []byte) []byte {
 	return b
 }
 
-// readFirst reads packet 0: the message's layout, and the frames that are in it.
-func readFirst(b []byte) (layout, [][]byte, error) {
+// decodeFirst decodes packet 0: the message's layout, and the frames that it holds.
+func decodeFirst(b []byte) (layout, [][]byte, error) {
 	if len(b) < headBytes {
-		return nil, nil, fmt.Errorf("a message that begins with %d bytes", len(b))
+		return nil, nil, fmt.Errorf("packet 0 has %d bytes, less than its header", len(b))
 	}
 	count := binary.LittleEndian.Uint64(b)
 	if count < 1 || count > maxFrames {
@@ -82,9 +82,9 @@ func readFirst(b []byte) (layout, [][]byte, error) {
 		}
 		l[i] = int(n)
 	}
-	inside, bytes := l.inside()
+	inside, bytes := l.inFirstPacket()
 	if len(b) != bytes {
-		return nil, nil, fmt.Errorf("a message that begins with %d bytes, and says that it does with %d", len(b), bytes)
+		return nil, nil, fmt.Errorf("packet 0 has %d bytes, but its header announces %d", len(b), bytes)
 	}
 	var frames [][]byte
 	at := headBytes

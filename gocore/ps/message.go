@@ -11,34 +11,34 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// KVs are keys and their values.
+// KVs holds keys and their values.
 type KVs struct {
-	Keys  []uint64   // ascending, each once
-	Vals  []byte     // the elements of all values, one after the other
+	Keys  []uint64   // strictly ascending
+	Vals  []byte     // the elements of all values, concatenated
 	DType wire.DType // of the elements
-	Lens  []int32    // elements in each key's value; nil: as many in each
+	Lens  []int32    // number of elements of each value; nil if all values have the same
 }
 
 // Message is a request or its response.
 type Message struct {
-	Peer      int // who sent it, or is to get it
-	App       int32
-	Customer  int32 // of the requesting node
-	Timestamp int32 // of the request, at its customer
-	Head      int32 // of a Simple one, else the command
-	Body      []byte
-	Request   bool
-	Simple    bool // not of keys and values
-	Push      bool
-	Pull      bool
-	Priority  int32
-	KVs       KVs
-	Failure   string // of a response: why the request failed
-	Life      int    // of a request that came, and of its answer: how many nodes have had Peer's id before
+	Peer       int // the sender, or the receiver
+	App        int32
+	Customer   int32 // of the requesting node
+	Timestamp  int32 // of the request, at its customer
+	Head       int32 // of a Simple message the number, else the command
+	Body       []byte
+	Request    bool
+	Simple     bool // without keys and values
+	Push       bool
+	Pull       bool
+	Priority   int32
+	KVs        KVs
+	Failure    string // of a response: why the request failed
+	PeerDeaths int    // of a received request, and of its answer: the number of nodes that had died with Peer's id
 
-	done   func() // of one that is sent: its values, no one's but its own, are no longer read. nil: they are the caller's
-	lent   []byte // of one that came: the depot's memory that its values are in
-	landed bool   // the same: its values are where its requester waits for them
+	done    func() // of a message to send: called when its values are no longer read; nil if the values are the caller's
+	pooled  []byte // of a received message: the buffer of the pool that holds its values
+	inPlace bool   // of a received message: its values are in the requester's array
 }
 
 // release calls done, once.
@@ -51,7 +51,7 @@ func (m *Message) release() {
 
 const noReason = "no reason was given"
 
-// Parse reads a message of peer. It takes no frame's memory but that of the values.
+// Parse decodes a message of peer. The message keeps the frame of the values, and copies of the others.
 func Parse(peer int, meta *pspb.Meta, frames [][]byte) (*Message, error) {
 	m := headOf(peer, meta)
 	if meta.AppId == nil || meta.Timestamp == nil {
@@ -62,19 +62,19 @@ func Parse(peer int, meta *pspb.Meta, frames [][]byte) (*Message, error) {
 			m.Failure = noReason
 		}
 		if m.Request {
-			return m, fmt.Errorf("a request that says that it failed")
+			return m, fmt.Errorf("a request with the text of a failure")
 		}
 		return m, nil
 	}
 	if m.Simple {
 		return m, nil
 	}
-	// Before ps-lite had both in one, what was no push was a pull.
+	// In old versions of ps-lite a message is either a push or, if that flag is not set, a pull.
 	m.Pull = m.Pull || !m.Push
 	return m, m.parseKVs(meta, frames)
 }
 
-// headOf is a message without its keys and values.
+// headOf decodes a message without its keys and values.
 func headOf(peer int, meta *pspb.Meta) *Message {
 	return &Message{
 		Peer: peer, App: meta.GetAppId(), Customer: meta.GetCustomerId(), Timestamp: meta.GetTimestamp(), Head: meta.GetHead(),
@@ -116,22 +116,22 @@ func (m *Message) parseKVs(meta *pspb.Meta, frames [][]byte) error {
 	if len(m.KVs.Lens) == 0 {
 		m.KVs.Lens = nil
 	}
-	return m.KVs.check(m.carries())
+	return m.KVs.validate(m.carries())
 }
 
-// carries tells whether the message has to have values.
+// carries reports whether the message must have values.
 func (m *Message) carries() bool { return m.Request && m.Push || !m.Request && m.Pull }
 
 func (m *Message) kind() string {
-	what := map[[2]bool]string{{true, false}: "a push", {false, true}: "a pull", {true, true}: "a push and pull"}[[2]bool{m.Push, m.Pull}]
+	kind := map[[2]bool]string{{true, false}: "a push", {false, true}: "a pull", {true, true}: "a push and pull"}[[2]bool{m.Push, m.Pull}]
 	if !m.Request {
-		what = "the answer to " + what
+		kind = "the answer to " + kind
 	}
-	return what
+	return kind
 }
 
-// check tells whether keys, values and lengths fit together.
-func (k *KVs) check(values bool) error {
+// validate checks that keys, values and lengths are consistent; values says whether there must be values.
+func (k *KVs) validate(values bool) error {
 	for i := 1; i < len(k.Keys); i++ {
 		if k.Keys[i] <= k.Keys[i-1] {
 			return fmt.Errorf("key %d after key %d: keys are ascending, each once", k.Keys[i], k.Keys[i-1])
@@ -171,7 +171,7 @@ func (k *KVs) check(values bool) error {
 	return nil
 }
 
-// length is the number of elements in the value of key number i, of KVs that carry values.
+// length is the number of elements of value i. There must be values.
 func (k *KVs) length(i int) int {
 	if k.Lens != nil {
 		return int(k.Lens[i])
@@ -179,7 +179,7 @@ func (k *KVs) length(i int) int {
 	return len(k.Vals) / k.DType.Size() / len(k.Keys)
 }
 
-// Encode gives the frames of m. Those of values are its own memory.
+// Encode encodes m. The frame of the values is m.KVs.Vals itself, not a copy.
 func (m *Message) Encode() (*pspb.Meta, [][]byte) {
 	meta := &pspb.Meta{
 		Head: proto.Int32(m.Head), Request: proto.Bool(m.Request), SimpleApp: proto.Bool(m.Simple), AppId: proto.Int32(m.App),
@@ -217,7 +217,7 @@ func (m *Message) Encode() (*pspb.Meta, [][]byte) {
 	return meta, frames
 }
 
-// The numbers that ps-lite gives element types.
+// ps-lite's numbers of element types.
 const (
 	typeChar   = 0
 	typeInt32  = 3
@@ -231,8 +231,8 @@ var types = map[int32]wire.DType{
 	typeOther: wire.Uint8,
 }
 
-// dtypeOf is the element type of a message's values; 0 where it has none that is
-// known. Plain bytes (ps-lite's char, and what it has no number for) are uint8.
+// dtypeOf is the element type of a message's values; 0 if it is unknown. Plain bytes
+// (ps-lite's char, and types without a number) are uint8.
 func dtypeOf(meta *pspb.Meta) wire.DType {
 	if meta.Dtype != nil {
 		if meta.GetDtype() > math.MaxUint8 {

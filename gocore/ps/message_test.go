@@ -74,7 +74,7 @@ func TestMessagesOfPsLite(t *testing.T) {
 	}
 }
 
-func TestMessagesThatMakeNoSense(t *testing.T) {
+func TestInvalidMessages(t *testing.T) {
 	for name, c := range map[string]struct {
 		meta   string
 		frames [][]byte
@@ -102,15 +102,15 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want an error that says %q", name, m, err, c.says)
 		}
 		if m == nil {
-			t.Errorf("%s: who asked is not known", name)
+			t.Errorf("%s: the sender is not known", name)
 		}
 	}
 	if m, err := Parse(9, &pspb.Meta{AppId: proto.Int32(1)}, nil); err == nil || m != nil {
-		t.Error("a message without a timestamp was taken")
+		t.Error("a message without a timestamp was accepted")
 	}
 }
 
-// every is one message of each kind.
+// every holds one message of each kind.
 var every = []*Message{
 	{Peer: 9, App: 1, Customer: 2, Timestamp: 3, Head: -4, Request: true, Push: true, Priority: -5, KVs: KVs{Keys: []uint64{1, 1 << 63}, Vals: make([]byte, 16), DType: wire.Complex64}},
 	{Peer: 8, Timestamp: 3, Pull: true, KVs: KVs{Keys: []uint64{1, 2}, Vals: make([]byte, 6), DType: wire.Float16, Lens: []int32{3, 0}}},
@@ -146,8 +146,8 @@ func same(a, b *Message) bool {
 		bytes.Equal(a.KVs.Vals, b.KVs.Vals) && a.KVs.DType == b.KVs.DType && slices.Equal(a.KVs.Lens, b.KVs.Lens)
 }
 
-// FuzzParse: whatever the frames, an error, or a message that survives being sent on
-// and whose values lie where its lengths say.
+// Parse returns an error, or a message whose lengths match its values and which is equal
+// after encoding and parsing again.
 func FuzzParse(f *testing.F) {
 	for name := range psLite {
 		f.Add(unhex(f, psLite[name]), twoKeys, threeFloats, oneAndTwo, uint8(3))

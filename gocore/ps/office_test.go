@@ -20,14 +20,14 @@ const (
 	worker0, worker1 = 9, 11
 )
 
-func TestRequestToAGroup(t *testing.T) { bothWays(t, testRequestToAGroup) }
+func TestRequestToAGroup(t *testing.T) { overBothPlanes(t, testRequestToAGroup) }
 
 func testRequestToAGroup(t *testing.T, link bool) {
 	h := newHub(t, link, 2, 1)
 	asker := h.open(wire.SchedulerID, 3, 3)
 	var others []*Customer
 	for _, id := range []int{server0, worker0, worker1} {
-		others = append(others, h.open(id, 3, 3)) // on workers, the customer that the request names: the app's, here
+		others = append(others, h.open(id, 3, 3)) // on workers a request names the customer; here it has the id of the app
 	}
 	ts, err := SimpleApp{asker}.Request(7, []byte("hello"), wire.AllGroup)
 	if err != nil {
@@ -61,25 +61,25 @@ func testRequestToAGroup(t *testing.T, link bool) {
 	}
 }
 
-// Each customer of a worker has its own requests, of the same numbers.
-func TestCustomersApart(t *testing.T) { bothWays(t, testCustomersApart) }
+// Each customer of a worker has its own requests, with the same timestamps.
+func TestCustomersAreSeparate(t *testing.T) { overBothPlanes(t, testCustomersAreSeparate) }
 
-func testCustomersApart(t *testing.T, link bool) {
+func testCustomersAreSeparate(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 1)
-	server := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
+	server := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*entry{}}
 	a, b := h.open(worker0, 0, 0), h.open(worker0, 0, 1)
 	if _, err := h.offices[worker0].Open(0, 1); fault.CodeOf(err) != fault.Value {
 		t.Errorf("a customer twice: %v", err)
 	}
 	push := func(c *Customer, value byte) int32 {
-		ts, err := KVWorker{c}.PushPull(KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, Ending{}, 0, 0)
+		ts, err := KVWorker{c}.PushPull(KVs{Keys: []uint64{5}, Vals: []byte{value}, DType: wire.Uint8}, Completion{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return ts
 	}
 	first, second := push(a, 1), push(b, 10)
-	h.sums(server)
+	h.serveAll(server)
 	if r := h.result(a, first); r.Err != nil || r.KVs.Vals[0] != 1 {
 		t.Errorf("customer 0: %+v", r)
 	}
@@ -88,22 +88,24 @@ func testCustomersApart(t *testing.T, link bool) {
 	}
 }
 
-func TestRequestWithoutKeysEndsAtOnce(t *testing.T) { bothWays(t, testRequestWithoutKeysEndsAtOnce) }
+func TestRequestWithoutKeysEndsAtOnce(t *testing.T) {
+	overBothPlanes(t, testRequestWithoutKeysEndsAtOnce)
+}
 
 func testRequestWithoutKeysEndsAtOnce(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 2)
 	c := h.open(worker0, 0, 0)
-	ts, err := KVWorker{c}.Push(KVs{DType: wire.Float32}, Ending{}, 0, 0)
+	ts, err := KVWorker{c}.Push(KVs{DType: wire.Float32}, Completion{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := h.result(c, ts); r.Err != nil || len(h.sent)+len(h.lines) > 0 {
+	if r := h.result(c, ts); r.Err != nil || len(h.sent)+len(h.packets) > 0 {
 		t.Errorf("%+v, and something was sent", r)
 	}
 }
 
-// A request waits 5 s for its app, then it is answered with an error.
-func TestUnknownApp(t *testing.T) { bothWays(t, testUnknownApp) }
+// A request waits 5 s for its app to be opened, then it is answered with an error.
+func TestUnknownApp(t *testing.T) { overBothPlanes(t, testUnknownApp) }
 
 func testUnknownApp(t *testing.T, link bool) {
 	synctest.Test(t, func(t *testing.T) {
@@ -120,7 +122,7 @@ func testUnknownApp(t *testing.T, link bool) {
 		early, late := ask(), ask()
 		time.Sleep(appTime / 2)
 		server := h.open(server0, 4, 4)
-		for range 2 { // both are there, in order
+		for range 2 { // both were kept, in order
 			if e := h.event(server); e.Request == nil || e.Request.Timestamp != early && e.Request.Timestamp != late {
 				t.Fatalf("got %+v", e)
 			}
@@ -141,7 +143,7 @@ func testUnknownApp(t *testing.T, link bool) {
 	})
 }
 
-func TestEarlyMessagesAreBounded(t *testing.T) { bothWays(t, testEarlyMessagesAreBounded) }
+func TestEarlyMessagesAreBounded(t *testing.T) { overBothPlanes(t, testEarlyMessagesAreBounded) }
 
 func testEarlyMessagesAreBounded(t *testing.T, link bool) {
 	synctest.Test(t, func(t *testing.T) {
@@ -155,20 +157,20 @@ func testEarlyMessagesAreBounded(t *testing.T, link bool) {
 		h.deliver()
 		h.wantRejected(server0, 1, "worker 0")
 		if r := h.result(c, maxEarly); r.Err == nil {
-			t.Error("the one too many was not refused")
+			t.Error("the message beyond the limit was not refused")
 		}
 	})
 }
 
-// Every message that makes no sense is counted, logged once for its sender, and
-// answered if it is a request; an answer that makes no sense ends its request.
-func TestNonsense(t *testing.T) { bothWays(t, testNonsense) }
+// Every malformed message is counted, logged once for its sender, and answered if it is
+// a request; a malformed answer fails its request.
+func TestMalformedMessages(t *testing.T) { overBothPlanes(t, testMalformedMessages) }
 
-func testNonsense(t *testing.T, link bool) {
+func testMalformedMessages(t *testing.T, link bool) {
 	h := newHub(t, link, 2, 1)
 	server := h.open(server0, 0, 0)
 	c := h.open(worker0, 0, 0)
-	ts, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
+	ts, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float32}, Completion{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,18 +179,18 @@ func testNonsense(t *testing.T, link bool) {
 		meta, _ := m.Encode()
 		return meta
 	}
-	h.sent, h.lines = nil, nil
-	h.give(worker0, server0, request(Message{Push: true}), make([]byte, 8))
-	h.give(worker0, server0, request(Message{Pull: true}))
-	if len(h.sent)+len(h.lines) == 0 {
+	h.sent, h.packets = nil, nil
+	h.deliverMessage(worker0, server0, request(Message{Push: true}), make([]byte, 8))
+	h.deliverMessage(worker0, server0, request(Message{Pull: true}))
+	if len(h.sent)+len(h.packets) == 0 {
 		t.Fatal("no answers")
 	}
-	h.give(worker1, server0, &pspb.Meta{Request: proto.Bool(true)})                        // nobody knows whom to answer
-	h.give(worker1, server0, &pspb.Meta{AppId: proto.Int32(0), Timestamp: proto.Int32(3)}) // an answer to nothing
+	h.deliverMessage(worker1, server0, &pspb.Meta{Request: proto.Bool(true)})                        // without an app it cannot be answered
+	h.deliverMessage(worker1, server0, &pspb.Meta{AppId: proto.Int32(0), Timestamp: proto.Int32(3)}) // an answer without a request
 	h.wantRejected(server0, 4, "worker 0")
 	h.wantRejected(server0, 4, "worker 1")
-	if _, ok := server.take(); ok {
-		t.Error("nonsense came through")
+	if _, ok := server.poll(); ok {
+		t.Error("a malformed message was delivered")
 	}
 	h.deliver()
 	if r := h.result(c, ts); fault.CodeOf(r.Err) != fault.Remote || !strings.Contains(r.Err.Error(), "no frame of values") {
@@ -196,18 +198,18 @@ func testNonsense(t *testing.T, link bool) {
 	}
 	h.wantRejected(worker0, 1, "server 0") // the second answer
 
-	ts, err = KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float32}, Ending{}, 0, 0)
+	ts, err = KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float32}, Completion{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	answer, _ := (&Message{Pull: true, Timestamp: ts}).Encode()
-	h.give(server0, worker0, answer)
-	if r := h.result(c, ts); fault.CodeOf(r.Err) != fault.Remote || !strings.Contains(r.Err.Error(), "makes no sense") {
+	h.deliverMessage(server0, worker0, answer)
+	if r := h.result(c, ts); fault.CodeOf(r.Err) != fault.Remote || !strings.Contains(r.Err.Error(), "malformed") {
 		t.Errorf("a pull's answer without values: %v", r.Err)
 	}
 }
 
-func TestFailure(t *testing.T) { bothWays(t, testFailure) }
+func TestFailure(t *testing.T) { overBothPlanes(t, testFailure) }
 
 func testFailure(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 2)
@@ -234,7 +236,7 @@ func testFailure(t *testing.T, link bool) {
 		t.Errorf("a request after the failure: %v", err)
 	}
 	if link {
-		return // what is sent over a connection that has ended is dropped: the news of that ends the request
+		return // the data plane drops messages over a closed connection; FailRequestsTo fails the request
 	}
 	delete(h.offices, server0)
 	other := newHub(t, link, 1, 1)
@@ -249,14 +251,14 @@ func testFailure(t *testing.T, link bool) {
 	}
 }
 
-func TestNextWaits(t *testing.T) { bothWays(t, testNextWaits) }
+func TestNextWaits(t *testing.T) { overBothPlanes(t, testNextWaits) }
 
 func testNextWaits(t *testing.T, link bool) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHub(t, link, 1, 1)
 		c, server := h.open(worker0, 0, 0), h.open(server0, 0, 0)
 		if _, ok := server.Next(time.Second); ok {
-			t.Error("an event of nobody")
+			t.Error("Next returned an event that nobody sent")
 		}
 		came := make(chan bool)
 		go func() { _, ok := server.Next(time.Hour); came <- ok }()

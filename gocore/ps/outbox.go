@@ -8,56 +8,57 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Plane is the data plane.
+// Plane sends packets over the data plane.
 type Plane interface {
 	Send(peer uint32, m transport.Outgoing)
 }
 
-// maxOpen bounds the memory of a node's messages that have begun to arrive here and are not whole. One message may be
-// longer, if it is the only one.
+// maxOpen bounds the memory of a peer's incomplete messages on this node. A single message may exceed it if no other is
+// incomplete.
 const maxOpen = 256 << 20
 
-// outbox sends messages to one node over the data plane: their packets most urgent first, straight from memory.
+// outbox sends messages to one peer over the data plane, the most urgent packets first, without copying.
 //
-// A request must not overtake an earlier one for a common key, and no message may begin while too much of others is under
-// way. Where it would, it goes with a lower priority, that of what is before it: equals leave in their order.
+// A request must not overtake an earlier one for a common key, and no message may begin while incomplete ones hold too much
+// of the receiver's memory. So a message's priority is lowered to that of the messages that it must not overtake: the data
+// plane keeps the order of equal priorities.
 type outbox struct {
 	peer  uint32
 	plane Plane
-	depot *depot
+	pool  *pool
 	limit int // maxOpen
 	mu    struct {
 		sync.Mutex
-		number  uint64       // of the last message
-		coming  []*departure // to be sent, in order
-		sending bool         // somebody sends them
-		unsent  list.List    // of *departure that the kernel does not have whole, oldest first
-		bytes   int          // their cost
-		least   int32        // no unsent one has a lower priority
+		number  uint64      // of the last message
+		coming  []*outgoing // waiting to be sent, in order
+		sending bool        // a goroutine is sending them
+		unsent  list.List   // of *outgoing that the kernel has not taken completely, oldest first
+		bytes   int         // cost of unsent
+		least   int32       // lower bound of the priorities of unsent
 	}
 }
 
-// departure is a message that leaves. It owns each of its runs.
-type departure struct {
+// outgoing is a message that is being sent. It is the Owner of each of its runs.
+type outgoing struct {
 	box      *outbox
 	first    []byte   // packet 0
 	rest     [][]byte // frames
 	number   uint64
 	request  bool
-	keys     span
+	keys     keyRange
 	cost     int
 	priority int32 // of its packets
 	runs     int   // not released yet
 	place    *list.Element
-	done     func() // rest is no longer read; may be nil
+	done     func() // called when rest is no longer read; may be nil
 }
 
-// send takes a message. Those of its frames that packet 0 does not hold are read until done is called: by any thread,
-// maybe before the return.
+// send sends a message. Frames that do not fit in packet 0 are read until done is called, by any thread, possibly before
+// send returns.
 func (b *outbox) send(m *Message, frames [][]byte, done func()) {
 	l := layoutOf(frames)
-	inside, _ := l.inside()
-	d := &departure{box: b, first: first(frames, b.depot.get), cost: l.cost(), runs: 1, done: done, priority: m.Priority, request: m.Request, keys: spanOf(m)}
+	inside, _ := l.inFirstPacket()
+	d := &outgoing{box: b, first: encodeFirst(frames, b.pool.get), cost: l.cost(), runs: 1, done: done, priority: m.Priority, request: m.Request, keys: keyRangeOf(m)}
 	for _, frame := range frames[inside:] {
 		if len(frame) > 0 {
 			d.rest = append(d.rest, frame)
@@ -65,16 +66,16 @@ func (b *outbox) send(m *Message, frames [][]byte, done func()) {
 		}
 	}
 	if len(d.rest) == 0 {
-		d.finish() // packet 0 has a copy of all
+		d.finish() // packet 0 holds a copy of all frames
 	}
 	for d = b.next(d); d != nil; d = b.next(nil) {
-		d.leave(b.plane)
+		d.transmit(b.plane)
 	}
 }
 
-// next queues a message, if any, and gives the one that the caller is to send; nil where another goroutine does that.
-// So messages leave in their order, and no lock is held meanwhile.
-func (b *outbox) next(queued *departure) *departure {
+// next queues a message, if any, and returns the one that the caller must send; nil if another goroutine is sending. So
+// messages are sent in order, without holding a lock.
+func (b *outbox) next(queued *outgoing) *outgoing {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if queued != nil {
@@ -90,12 +91,12 @@ func (b *outbox) next(queued *departure) *departure {
 	d := b.mu.coming[0]
 	b.mu.coming[0] = nil
 	b.mu.coming = b.mu.coming[1:]
-	b.rank(d)
+	b.admit(d)
 	return d
 }
 
-// rank gives a message its number, and lowers its priority where it has to. mu is held.
-func (b *outbox) rank(d *departure) {
+// admit numbers a message and lowers its priority if it must not overtake others. mu is held.
+func (b *outbox) admit(d *outgoing) {
 	b.mu.number++
 	d.number = b.mu.number
 	if b.mu.unsent.Len() == 0 {
@@ -106,7 +107,7 @@ func (b *outbox) rank(d *departure) {
 	}
 	if d.request && d.priority > b.mu.least {
 		for e := b.mu.unsent.Front(); e != nil; e = e.Next() {
-			if before := e.Value.(*departure); before.request && before.keys.meets(d.keys) {
+			if before := e.Value.(*outgoing); before.request && before.keys.overlaps(d.keys) {
 				d.priority = min(d.priority, before.priority)
 			}
 		}
@@ -116,9 +117,9 @@ func (b *outbox) rank(d *departure) {
 	d.place = b.mu.unsent.PushBack(d)
 }
 
-// leave gives the packets of a message to the data plane. d may be over with the last.
-func (d *departure) leave(plane Plane) {
-	header := wire.Header{Kind: wire.Part, Run: 1, Round: d.number, Priority: d.priority}
+// transmit passes the packets of a message to the data plane. d may be released with the last one.
+func (d *outgoing) transmit(plane Plane) {
+	header := wire.Header{Kind: wire.Part, Run: 1, Number: d.number, Priority: d.priority}
 	peer, rest := d.box.peer, d.rest
 	plane.Send(peer, transport.Outgoing{Header: header, Data: d.first, Owner: d})
 	header.Packet = 1
@@ -128,24 +129,24 @@ func (d *departure) leave(plane Plane) {
 	}
 }
 
-// Release implements transport.Releaser, for one of the message's runs.
-func (d *departure) Release() {
+// Release implements transport.Releaser; it is called once for each run of the message.
+func (d *outgoing) Release() {
 	if d.box.released(d) {
-		d.box.depot.put(d.first)
+		d.box.pool.put(d.first)
 		d.finish()
 	}
 }
 
-// finish calls done, if there is one, once.
-func (d *departure) finish() {
+// finish calls done, if set, once.
+func (d *outgoing) finish() {
 	if d.done != nil {
 		d.done()
 		d.done = nil
 	}
 }
 
-// released tells whether it was the last run of d.
-func (b *outbox) released(d *departure) bool {
+// released reports whether this was the last run of d.
+func (b *outbox) released(d *outgoing) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if d.runs--; d.runs > 0 {

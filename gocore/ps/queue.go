@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// queue keeps requests until they are taken: the most urgent first, and of equal ones
-// the oldest. Two requests of one node for a common key never change places: a more
-// urgent one lifts those before it that it must not overtake to its own priority.
-// ps-lite's queue keeps no such order. Requests without keys stand for all keys.
+// queue orders requests by priority, and equal ones by arrival. Requests of one node for
+// a common key keep their order by priority inheritance: a request that must not be
+// overtaken takes the priority of the most urgent one behind it. (ps-lite's queue does
+// not keep that order.) A request without keys stands for all keys.
 type queue struct {
 	waiting  requests
 	arrivals uint64
@@ -18,22 +18,22 @@ type queue struct {
 
 type waitingRequest struct {
 	*Message
-	keys     span
-	priority int32 // its own, or that of one behind it
+	keys     keyRange
+	priority int32 // its own, or an inherited one
 	arrival  uint64
-	place    int // in the heap
+	place    int // index in the heap
 }
 
 func (q *queue) push(m *Message) {
 	q.arrivals++
-	w := &waitingRequest{Message: m, keys: spanOf(m), priority: m.Priority, arrival: q.arrivals}
-	q.lift(w)
+	w := &waitingRequest{Message: m, keys: keyRangeOf(m), priority: m.Priority, arrival: q.arrivals}
+	q.inheritPriority(w)
 	heap.Push(&q.waiting, w)
 }
 
 func (q *queue) empty() bool { return len(q.waiting) == 0 }
 
-// pop takes the first request, nil when there is none.
+// pop removes the first request; nil if the queue is empty.
 func (q *queue) pop() *Message {
 	if len(q.waiting) == 0 {
 		return nil
@@ -41,8 +41,9 @@ func (q *queue) pop() *Message {
 	return heap.Pop(&q.waiting).(*waitingRequest).Message
 }
 
-// lift raises what m must not overtake, and what that must not overtake, and so on.
-func (q *queue) lift(m *waitingRequest) {
+// inheritPriority raises the requests that m must not overtake to m's priority, then the requests that those must not
+// overtake, and so on.
+func (q *queue) inheritPriority(m *waitingRequest) {
 	var before []*waitingRequest
 	for _, w := range q.waiting {
 		if w.Peer == m.Peer && w.priority < m.priority {
@@ -50,34 +51,34 @@ func (q *queue) lift(m *waitingRequest) {
 		}
 	}
 	slices.SortFunc(before, func(a, b *waitingRequest) int { return cmp.Compare(b.arrival, a.arrival) })
-	lifted := []*waitingRequest{m}
+	raised := []*waitingRequest{m}
 	for _, w := range before {
-		if slices.ContainsFunc(lifted, func(o *waitingRequest) bool { return w.keys.meets(o.keys) }) {
+		if slices.ContainsFunc(raised, func(o *waitingRequest) bool { return w.keys.overlaps(o.keys) }) {
 			w.priority = m.priority
 			heap.Fix(&q.waiting, w.place)
-			lifted = append(lifted, w)
+			raised = append(raised, w)
 		}
 	}
 }
 
-// span is the keys of a request: from first to last, or all where it has none.
-type span struct {
+// keyRange covers the keys of a request, from first to last; all keys for a request without any.
+type keyRange struct {
 	first, last uint64
 }
 
-func spanOf(m *Message) span {
+func keyRangeOf(m *Message) keyRange {
 	keys := m.KVs.Keys
 	if len(keys) == 0 {
-		return span{0, math.MaxUint64}
+		return keyRange{0, math.MaxUint64}
 	}
-	return span{keys[0], keys[len(keys)-1]}
+	return keyRange{keys[0], keys[len(keys)-1]}
 }
 
-// meets tells whether two requests may have a key in common. That their ranges overlap is enough: order that nobody
-// needs costs little.
-func (s span) meets(o span) bool { return s.first <= o.last && o.first <= s.last }
+// meets reports whether two requests may have a key in common. It compares their ranges alone: an order that is not
+// needed costs little.
+func (s keyRange) overlaps(o keyRange) bool { return s.first <= o.last && o.first <= s.last }
 
-// requests is a heap.
+// requests is a heap of waiting requests.
 type requests []*waitingRequest
 
 // Len implements heap.Interface.

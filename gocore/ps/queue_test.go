@@ -10,7 +10,7 @@ func request(peer int, priority int32, keys ...uint64) *Message {
 	return &Message{Peer: peer, Priority: priority, Request: true, KVs: KVs{Keys: keys}}
 }
 
-// drain takes all requests, by the places at which they were pushed.
+// drain pops all requests and returns the indices at which they were pushed.
 func drain(q *queue, all []*Message) []int {
 	var order []int
 	for m := q.pop(); m != nil; m = q.pop() {
@@ -41,8 +41,8 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// Whatever comes, requests of one node for a common key keep their order, and what
-// leaves is as urgent as anything that it may overtake.
+// In random sequences, requests of one node for a common key keep their order, and no
+// request leaves before a more urgent one that may overtake it.
 func TestQueueKeepsOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
@@ -81,7 +81,7 @@ func overlap(a, b *Message) bool {
 	return x[0] <= y[len(y)-1] && y[0] <= x[len(x)-1]
 }
 
-// urgency is the highest priority among request number at and those that it holds up.
+// urgency is the highest priority among request number at and the requests that must wait for it.
 func urgency(all []*Message, at int) int32 {
 	highest := all[at].Priority
 	for i, m := range all {
@@ -92,8 +92,8 @@ func urgency(all []*Message, at int) int32 {
 	return highest
 }
 
-// blocks tells whether request number at has to leave before number i, perhaps by way
-// of others.
+// blocks reports whether request number at must leave before number i, directly or
+// through others.
 func blocks(all []*Message, i, at int) bool {
 	for j := range i {
 		if all[j].Peer == all[i].Peer && overlap(all[j], all[i]) && (j == at || blocks(all, j, at)) {

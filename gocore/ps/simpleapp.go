@@ -6,10 +6,10 @@ import (
 	"fptps/gocore/fault"
 )
 
-// SimpleApp is a customer that asks with a number and any bytes, and is asked so.
+// SimpleApp is a customer whose requests and answers are a number and any bytes.
 type SimpleApp struct{ *Customer }
 
-// Request asks all nodes of a group, or one by its id, with a number and any bytes.
+// Request sends a number and any bytes to all nodes of a group, or to one node by its id.
 func (a SimpleApp) Request(head int32, body []byte, to int) (int32, error) {
 	ids := a.office.group(to)
 	if len(ids) == 0 {
@@ -20,7 +20,7 @@ func (a SimpleApp) Request(head int32, body []byte, to int) (int32, error) {
 	for _, id := range ids {
 		asked[id] = nil
 	}
-	ts, err := a.start(false, asked, Ending{}, 0)
+	ts, err := a.start(false, asked, Completion{}, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -30,7 +30,7 @@ func (a SimpleApp) Request(head int32, body []byte, to int) (int32, error) {
 	return ts, nil
 }
 
-// Response answers a request. Of to only what names it is used.
+// Response answers a request; it uses only the fields of to that identify the request.
 func (a SimpleApp) Response(to *Message, body []byte) error {
 	answer := answerTo(to)
 	answer.Body = body

@@ -7,8 +7,8 @@ import (
 	"fptps/gocore/fault"
 )
 
-// Bounds cuts the keys among n servers, in equal parts as ps-lite does: server i has
-// those from bounds[i] up to, without it, bounds[i+1].
+// Bounds divides the keys among n servers in equal ranges, as ps-lite does: server i has
+// the keys from bounds[i] up to but not including bounds[i+1].
 func Bounds(n int) []uint64 {
 	bounds := make([]uint64, n+1)
 	for i := range bounds {
@@ -17,14 +17,14 @@ func Bounds(n int) []uint64 {
 	return bounds
 }
 
-// Slice cuts a request among the servers; who has none of its keys gets no keys.
+// Slice divides a request among the servers; a server without any of its keys gets an empty part.
 func Slice(k *KVs, bounds []uint64) ([]KVs, error) {
 	servers := len(bounds) - 1
 	if n := len(k.Keys); n > 0 && k.Keys[n-1] >= bounds[servers] {
 		return nil, fault.New(fault.Value, "key %d: with %d servers, keys are below %d", k.Keys[n-1], servers, bounds[servers])
 	}
 	parts := make([]KVs, servers)
-	from, start := 0, 0 // the next key, and its value's first byte
+	from, start := 0, 0 // next key, and first byte of its value
 	for i := range parts {
 		count, _ := slices.BinarySearch(k.Keys[from:], bounds[i+1])
 		end := from + count

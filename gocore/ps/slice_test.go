@@ -21,7 +21,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// Every key goes to the one server whose range has it, with its value.
+// Every key goes to the server whose range contains it, with its value.
 func TestSliceAgainstKeyByKey(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
@@ -30,7 +30,7 @@ func TestSliceAgainstKeyByKey(t *testing.T) {
 		for range random.IntN(20) {
 			k.Keys = append(k.Keys, random.Uint64()%bounds[len(bounds)-1])
 		}
-		for _, bound := range bounds[1:] { // both sides of each bound
+		for _, bound := range bounds[1:] { // just below and above each bound
 			k.Keys = append(k.Keys, bound-1, bound)
 		}
 		k.Keys = k.Keys[:len(k.Keys)-1]
@@ -67,6 +67,6 @@ func TestSliceAgainstKeyByKey(t *testing.T) {
 		}
 	}
 	if _, err := Slice(&KVs{Keys: []uint64{math.MaxUint64}}, Bounds(2)); err == nil {
-		t.Error("the key that is no server's was taken")
+		t.Error("a key beyond all ranges was accepted")
 	}
 }

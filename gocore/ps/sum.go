@@ -2,68 +2,71 @@ package ps
 
 import (
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync/atomic"
 
+	"fptps/gocore/fault"
 	"fptps/gocore/reduce"
 	"fptps/gocore/van"
 	"fptps/gocore/wire"
 )
 
-// Sum is ps-lite's default handle: a push adds to what the key has, a pull gives it.
-// A key that was never pushed is zero. 16-bit floats are summed in float32.
+// Sum is ps-lite's default handle: a push adds to the value of the key, a pull returns
+// it. A key that was never pushed is zero. 16-bit floats are summed in float32.
 type Sum struct {
 	server KVServer
-	store  map[uint64]*stored
+	store  map[uint64]*entry
 }
 
-// stored is a key's sum.
-type stored struct {
-	dtype wire.DType
-	bytes int           // of the value
-	acc   []byte        // the accumulator
-	lent  *atomic.Int32 // answers that are still sent from acc; whoever changes the sum then does that to a copy
+// entry is the sum of a key.
+type entry struct {
+	dtype   wire.DType
+	bytes   int           // of the value
+	acc     []byte        // the accumulator
+	readers *atomic.Int32 // answers that are still being sent from acc; add then copies acc before it writes
 }
 
 // Serve answers the requests of an app until its customer is closed.
 func Serve(c *Customer) *Sum {
-	s := &Sum{server: KVServer{c}, store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{c}, store: map[uint64]*entry{}}
 	c.mu.Lock()
 	c.mu.serve = s.serve
 	c.mu.Unlock()
-	go s.run()
+	go s.server.office.guard(s.run)
 	return s
 }
 
-// run serves those requests that have to wait.
+// run serves queued requests.
 func (s *Sum) run() {
-	for m := s.server.turn(); m != nil; m = s.server.turn() {
-		s.server.serveNow(m)
+	for m := s.server.awaitRequest(); m != nil; m = s.server.awaitRequest() {
+		s.server.serveAdmitted(m)
 	}
 }
 
-// serve answers one request, with an error where it makes no sense.
+// serve answers one request, with an error if it is invalid.
 func (s *Sum) serve(m *Message) {
 	answer, done, err := s.answer(m)
 	if err != nil {
 		s.server.office.Reject(m.Peer, err.Error())
 		err = s.server.Fail(m, err.Error())
 	} else {
-		err = s.server.lend(m, answer, done)
+		err = s.server.respond(m, answer, done)
 	}
 	if err != nil {
 		s.server.office.log.Warn("an answer could not be sent", "to", name(m.Peer), "reason", err)
 	}
 }
 
-// answer gives what a request is answered with. Its values are read until done is called.
+// answer returns the values that answer a request; they are read until done is called.
 func (s *Sum) answer(m *Message) (k KVs, done func(), err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
-		}
-	}()
+	err = fault.Catch(func() (err error) {
+		k, done, err = s.make(m)
+		return err
+	})
+	return k, done, err
+}
+
+func (s *Sum) make(m *Message) (k KVs, done func(), err error) {
 	if m.Simple {
 		return KVs{}, nil, nil
 	}
@@ -77,17 +80,17 @@ func (s *Sum) answer(m *Message) (k KVs, done func(), err error) {
 	}
 	if len(m.KVs.Keys) == 1 {
 		if v := s.store[m.KVs.Keys[0]]; v != nil && v.bytes > 0 && !reduce.Wide(v.dtype) {
-			v.lent.Add(1)
-			lent := v.lent
-			return KVs{Keys: m.KVs.Keys, Vals: v.acc[:v.bytes], DType: v.dtype}, func() { lent.Add(-1) }, nil
+			v.readers.Add(1)
+			readers := v.readers
+			return KVs{Keys: m.KVs.Keys, Vals: v.acc[:v.bytes], DType: v.dtype}, func() { readers.Add(-1) }, nil
 		}
 	}
 	k, err = s.pull(m.Peer, &m.KVs)
 	vals := k.Vals
-	return k, func() { s.server.office.depot.put(vals) }, err
+	return k, func() { s.server.office.pool.put(vals) }, err
 }
 
-// push adds all values, or none where one does not fit.
+// push adds all values, or none if any has another length or dtype than before.
 func (s *Sum) push(k *KVs) error {
 	if !reduce.Supported(k.DType) {
 		return fmt.Errorf("values of %v cannot be summed", k.DType)
@@ -109,16 +112,16 @@ func (s *Sum) push(k *KVs) error {
 func (s *Sum) add(key uint64, d wire.DType, value []byte) {
 	v := s.store[key]
 	if v == nil {
-		v = &stored{dtype: d, bytes: len(value), acc: make([]byte, reduce.AccBytes(d, len(value))), lent: new(atomic.Int32)}
+		v = &entry{dtype: d, bytes: len(value), acc: make([]byte, reduce.AccBytes(d, len(value))), readers: new(atomic.Int32)}
 		s.store[key] = v
 	}
 	if len(value) == 0 {
 		return
 	}
-	if v.lent.Load() > 0 {
-		copied := s.server.office.depot.get(len(v.acc))
+	if v.readers.Load() > 0 {
+		copied := s.server.office.pool.get(len(v.acc))
 		copy(copied, v.acc)
-		v.acc, v.lent = copied, new(atomic.Int32)
+		v.acc, v.readers = copied, new(atomic.Int32)
 	}
 	if reduce.Wide(d) {
 		reduce.AddWide(d, v.acc, value)
@@ -127,8 +130,8 @@ func (s *Sum) add(key uint64, d wire.DType, value []byte) {
 	}
 }
 
-// bytes is how long the keys' sums are together, where one that was never pushed has so many bytes;
-// beyond what can be sent it no longer counts.
+// bytes is the total length of the keys' sums; a key that was never pushed counts unknown bytes. It stops counting beyond
+// the longest frame.
 func (s *Sum) bytes(keys []uint64, unknown int) int {
 	total := 0
 	for i := 0; i < len(keys) && total <= van.MaxFrame; i++ {
@@ -141,8 +144,8 @@ func (s *Sum) bytes(keys []uint64, unknown int) int {
 	return total
 }
 
-// pull gives the keys' sums. One that was never pushed is zero, of as many elements as
-// the others have or else one.
+// pull returns the keys' sums. A key that was never pushed is zero, with as many elements
+// as the first known key, or one element.
 func (s *Sum) pull(peer int, k *KVs) (KVs, error) {
 	answer := KVs{Keys: k.Keys, DType: wire.Float32}
 	if k.DType.Valid() {
@@ -158,13 +161,13 @@ func (s *Sum) pull(peer int, k *KVs) (KVs, error) {
 	if total > van.MaxFrame {
 		return KVs{}, fmt.Errorf("a pull of %d keys: their values are longer than %d bytes", len(k.Keys), van.MaxFrame)
 	}
-	answer.Vals = s.server.office.depot.get(total)[:0]
+	answer.Vals = s.server.office.pool.get(total)[:0]
 	same := true
 	for _, key := range k.Keys {
 		v := s.store[key]
 		switch {
 		case v == nil:
-			s.server.office.Reject(peer, fmt.Sprintf("a pull of key %d, which was never pushed: it is taken for zero", key))
+			s.server.office.Reject(peer, fmt.Sprintf("a pull of key %d, which was never pushed: zero is assumed", key))
 			answer.Vals = append(answer.Vals, make([]byte, elements*size)...)
 			answer.Lens = append(answer.Lens, int32(elements))
 			continue

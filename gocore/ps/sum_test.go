@@ -19,15 +19,15 @@ func bytesOf(values []float32) []byte {
 	return b
 }
 
-// Workers push and pull at random, and every pull gives what a map says.
-func TestSumAgainstAMap(t *testing.T) { bothWays(t, testSumAgainstAMap) }
+// Workers push and pull at random; every pull returns the value of a reference map.
+func TestSumAgainstAMap(t *testing.T) { overBothPlanes(t, testSumAgainstAMap) }
 
 func testSumAgainstAMap(t *testing.T, link bool) {
 	random := rand.New(rand.NewPCG(5, 6))
 	h := newHub(t, link, 2, 3)
 	var servers []*Sum
 	for rank := range 3 {
-		servers = append(servers, &Sum{server: KVServer{h.open(wire.ServerID(rank), 0, 0)}, store: map[uint64]*stored{}})
+		servers = append(servers, &Sum{server: KVServer{h.open(wire.ServerID(rank), 0, 0)}, store: map[uint64]*entry{}})
 	}
 	workers := []*Customer{h.open(worker0, 0, 0), h.open(worker1, 0, 0)}
 	size := func(key uint64) int { return int(key % 4) } // one key in four has no elements
@@ -64,14 +64,14 @@ func testSumAgainstAMap(t *testing.T, link bool) {
 			want = append(want, model[key]...)
 		}
 		if !push && !known {
-			continue // zero, of a length that the server cannot know
+			continue // zero, of a length unknown to the server
 		}
 		c := workers[random.IntN(2)]
-		ts, err := KVWorker{c}.exchange(push, pull, k, Ending{}, 0, int32(random.IntN(3)))
+		ts, err := KVWorker{c}.exchange(push, pull, k, Completion{}, 0, int32(random.IntN(3)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.sums(servers...)
+		h.serveAll(servers...)
 		r := h.result(c, ts)
 		if r.Err != nil {
 			t.Fatal(r.Err)
@@ -82,19 +82,19 @@ func testSumAgainstAMap(t *testing.T, link bool) {
 	}
 }
 
-func TestSumRefuses(t *testing.T) { bothWays(t, testSumRefuses) }
+func TestSumRefuses(t *testing.T) { overBothPlanes(t, testSumRefuses) }
 
 func testSumRefuses(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 1)
-	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*entry{}}
 	c := h.open(worker0, 0, 0)
 	ask := func(push bool, k KVs) *Result {
 		t.Helper()
-		ts, err := KVWorker{c}.exchange(push, !push, k, Ending{}, 0, 0)
+		ts, err := KVWorker{c}.exchange(push, !push, k, Completion{}, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.sums(s)
+		h.serveAll(s)
 		return h.result(c, ts)
 	}
 	if r := ask(true, KVs{Keys: []uint64{1, 2}, Vals: []byte{1, 2, 3, 4}, DType: wire.Uint8}); r.Err != nil {
@@ -107,9 +107,9 @@ func testSumRefuses(t *testing.T, link bool) {
 		t.Errorf("another dtype: %v", r.Err)
 	}
 	if r := ask(false, KVs{Keys: []uint64{1, 2}, DType: wire.Uint8}); r.Err != nil || !slices.Equal(r.KVs.Vals, []byte{1, 2, 3, 4}) {
-		t.Errorf("what was refused has left something: %+v", r)
+		t.Errorf("a refused push has changed the sum: %+v", r)
 	}
-	// A key that was never pushed is zero, as long as the others, and counted.
+	// A key that was never pushed is zero, as long as the others, and is counted as rejected.
 	if r := ask(false, KVs{Keys: []uint64{1, 9}, DType: wire.Uint8}); r.Err != nil || !slices.Equal(r.KVs.Vals, []byte{1, 2, 0, 0}) || r.KVs.Lens != nil {
 		t.Errorf("a key never pushed: %+v", r)
 	}
@@ -123,24 +123,24 @@ func testSumRefuses(t *testing.T, link bool) {
 }
 
 // Half floats are summed in float32: 2048 + 1 + 1 is not 2048.
-func TestSumOfHalves(t *testing.T) { bothWays(t, testSumOfHalves) }
+func TestSumOfHalves(t *testing.T) { overBothPlanes(t, testSumOfHalves) }
 
 func testSumOfHalves(t *testing.T, link bool) {
 	h := newHub(t, link, 1, 1)
-	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*stored{}}
+	s := &Sum{server: KVServer{h.open(server0, 0, 0)}, store: map[uint64]*entry{}}
 	c := h.open(worker0, 0, 0)
 	for _, half := range []uint16{0x6800, 0x3c00, 0x3c00} {
-		if _, err := (KVWorker{c}).Push(KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, Ending{}, 0, 0); err != nil {
+		if _, err := (KVWorker{c}).Push(KVs{Keys: []uint64{1}, Vals: binary.LittleEndian.AppendUint16(nil, half), DType: wire.Float16}, Completion{}, 0, 0); err != nil {
 			t.Fatal(err)
 		}
-		h.sums(s)
+		h.serveAll(s)
 		h.event(c)
 	}
-	ts, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float16}, Ending{}, 0, 0)
+	ts, err := KVWorker{c}.Pull(KVs{Keys: []uint64{1}, DType: wire.Float16}, Completion{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.sums(s)
+	h.serveAll(s)
 	if r := h.result(c, ts); r.Err != nil || binary.LittleEndian.Uint16(r.KVs.Vals) != 0x6801 {
 		t.Errorf("%+v", r)
 	}

@@ -9,100 +9,99 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Tracker knows of each request of a customer who has not answered it yet. It is
-// pure, and forgets a request at its end, unlike ps-lite's.
+// Tracker keeps, for each open request of a customer, the nodes that have not answered.
+// It is pure. Unlike ps-lite's it forgets a request at its end.
 type Tracker struct {
 	next int32
-	open map[int32]*pending
+	open map[int32]*pendingRequest
 }
 
-// pending is a request on its way.
-type pending struct {
-	pull  bool
-	asked map[int][]uint64 // who has not answered, and the keys that each was asked for
-	parts []KVs
-	err   error
+// pendingRequest is a request without all its answers.
+type pendingRequest struct {
+	pull       bool
+	unanswered map[int][]uint64 // nodes without an answer yet, and the keys that each was asked for
+	parts      []KVs
+	err        error
 
-	out    []byte       // the caller's array, nil: none
-	dtype  wire.DType   // of it
-	keys   int          // of all that were asked
-	before map[int]int  // keys of the nodes before each; nil where there is one node
-	landed map[int]bool // whose values go straight to out
-	lent   [][]byte     // the depot's memory among parts
+	out        []byte       // the caller's array; nil if there is none
+	dtype      wire.DType   // of out
+	keys       int          // number of keys of all nodes
+	keysBefore map[int]int  // number of keys of the nodes before each node; nil with a single node
+	inPlace    map[int]bool // nodes whose values are received directly into out
+	pooled     [][]byte     // buffers of the pool that parts refer to
 }
 
 // Result is the end of a request.
 type Result struct {
 	Timestamp int32
 	Err       error
-	KVs       KVs  // of a pull; without keys where all have equally many elements in the caller's array
-	Landed    bool // its values are in the caller's array
+	KVs       KVs  // of a pull; without keys if they are in the caller's array, with equal lengths
+	InPlace   bool // the values are in the caller's array
 
-	lent [][]byte // the depot's memory among KVs
+	pooled [][]byte // buffers of the pool that KVs refers to
 }
 
-// Start opens a request and names it. asked has at least one node.
+// Start opens a request and returns its timestamp. asked has at least one node.
 func (t *Tracker) Start(pull bool, asked map[int][]uint64) int32 {
 	if t.open == nil {
-		t.open = map[int32]*pending{}
+		t.open = map[int32]*pendingRequest{}
 	}
 	ts := t.next
 	for t.open[ts] != nil {
-		ts = following(ts)
+		ts = nextTimestamp(ts)
 	}
-	t.next = following(ts)
-	t.open[ts] = &pending{pull: pull, asked: asked}
+	t.next = nextTimestamp(ts)
+	t.open[ts] = &pendingRequest{pull: pull, unanswered: asked}
 	return ts
 }
 
-// Fill says that the answers to a pull may go straight to an array of the caller's, which stays there until the end of
-// the request.
-func (t *Tracker) Fill(ts int32, out []byte, d wire.DType) {
+// SetOut sets the array that the answers to a pull may be received into. It must stay valid until the end of the request.
+func (t *Tracker) SetOut(ts int32, out []byte, d wire.DType) {
 	p := t.open[ts]
-	p.out, p.dtype, p.landed = out, d, map[int]bool{}
-	if len(p.asked) == 1 {
-		for _, keys := range p.asked {
+	p.out, p.dtype, p.inPlace = out, d, map[int]bool{}
+	if len(p.unanswered) == 1 {
+		for _, keys := range p.unanswered {
 			p.keys = len(keys)
 		}
 		return
 	}
-	p.before = map[int]int{}
-	for _, id := range slices.Sorted(maps.Keys(p.asked)) { // servers, in the order of their keys
-		p.before[id] = p.keys
-		p.keys += len(p.asked[id])
+	p.keysBefore = map[int]int{}
+	for _, id := range slices.Sorted(maps.Keys(p.unanswered)) { // servers: the order of ids is the order of keys
+		p.keysBefore[id] = p.keys
+		p.keys += len(p.unanswered[id])
 	}
 }
 
-// Land gives the place in the caller's array for the answer of a node, of so many bytes; nil where it has none. That
-// place is known where all keys have equally many elements, or the node has all keys.
-func (t *Tracker) Land(ts int32, id, bytes int, d wire.DType, lens bool) []byte {
+// AnswerBuffer returns the part of the caller's array that an answer of the given size belongs in; nil if there is no array or
+// the part is unknown. It is known if all keys have the same length, or if the node was asked for all keys.
+func (t *Tracker) AnswerBuffer(ts int32, id, bytes int, d wire.DType, lens bool) []byte {
 	p := t.open[ts]
-	if p == nil || p.out == nil || p.landed[id] || d != p.dtype {
+	if p == nil || p.out == nil || p.inPlace[id] || d != p.dtype {
 		return nil
 	}
-	keys, waits := p.asked[id]
+	keys, waits := p.unanswered[id]
 	if !waits || bytes*p.keys != len(p.out)*len(keys) || lens && len(keys) < p.keys {
 		return nil
 	}
-	p.landed[id] = true
-	from := len(p.out) / p.keys * p.before[id]
+	p.inPlace[id] = true
+	from := len(p.out) / p.keys * p.keysBefore[id]
 	return p.out[from : from+bytes : from+bytes]
 }
 
-func following(ts int32) int32 { return (ts + 1) & (1<<31 - 1) }
+func nextTimestamp(ts int32) int32 { return (ts + 1) & (1<<31 - 1) }
 
-// Answer takes a response. The result is nil while others are still to answer; the
-// error is for a response that nobody has asked for.
+// Answer handles a response. The result is nil while other nodes have not answered. The
+// error is for a response without an open request.
 func (t *Tracker) Answer(m *Message) (*Result, error) {
 	p := t.open[m.Timestamp]
 	if p == nil {
 		return nil, fmt.Errorf("an answer to request %d, which is not under way", m.Timestamp)
 	}
-	keys, waits := p.asked[m.Peer]
-	if !waits || p.landed[m.Peer] && !m.landed { // while something may still be written to the array, the request is not over
-		return nil, fmt.Errorf("an answer to request %d, which did not ask that node, or twice", m.Timestamp)
+	keys, waits := p.unanswered[m.Peer]
+	if !waits || p.inPlace[m.Peer] && !m.inPlace { // the request must not end while the receive loop may still write to the array
+		return nil, fmt.Errorf("an answer to request %d from a node that was not asked, or has answered already", m.Timestamp)
 	}
-	delete(p.asked, m.Peer)
+	delete(p.unanswered, m.Peer)
 	switch {
 	case m.Failure != "":
 		p.fail(fault.New(fault.Remote, "%s answered request %d with an error: %s", name(m.Peer), m.Timestamp, m.Failure))
@@ -110,21 +109,21 @@ func (t *Tracker) Answer(m *Message) (*Result, error) {
 		p.fail(fault.New(fault.Remote, "%s answered request %d for %d keys with %d others", name(m.Peer), m.Timestamp, len(keys), len(m.KVs.Keys)))
 	case p.pull:
 		p.parts = append(p.parts, m.KVs)
-		if m.lent != nil {
-			p.lent = append(p.lent, m.lent)
+		if m.pooled != nil {
+			p.pooled = append(p.pooled, m.pooled)
 		}
 	}
 	return t.finish(m.Timestamp, p), nil
 }
 
-// Lose ends what is asked of a node, with the reason, and gives the requests that end by it.
-func (t *Tracker) Lose(id int, why error) []*Result {
+// FailPeer fails the open requests to a node, and returns the results of those that end now.
+func (t *Tracker) FailPeer(id int, why error) []*Result {
 	var ended []*Result
 	for ts, p := range t.open {
-		if _, waits := p.asked[id]; !waits {
+		if _, waits := p.unanswered[id]; !waits {
 			continue
 		}
-		delete(p.asked, id)
+		delete(p.unanswered, id)
 		p.fail(why)
 		if r := t.finish(ts, p); r != nil {
 			ended = append(ended, r)
@@ -134,11 +133,11 @@ func (t *Tracker) Lose(id int, why error) []*Result {
 	return ended
 }
 
-// Missing lists who has not answered a request.
+// Missing lists the nodes that have not answered a request.
 func (t *Tracker) Missing(ts int32) []int {
 	var ids []int
 	if p := t.open[ts]; p != nil {
-		for id := range p.asked {
+		for id := range p.unanswered {
 			ids = append(ids, id)
 		}
 	}
@@ -146,24 +145,24 @@ func (t *Tracker) Missing(ts int32) []int {
 	return ids
 }
 
-func (p *pending) fail(err error) {
+func (p *pendingRequest) fail(err error) {
 	if p.err == nil {
 		p.err = err
 	}
 }
 
-func (t *Tracker) finish(ts int32, p *pending) *Result {
-	if len(p.asked) > 0 {
+func (t *Tracker) finish(ts int32, p *pendingRequest) *Result {
+	if len(p.unanswered) > 0 {
 		return nil
 	}
 	delete(t.open, ts)
-	r := &Result{Timestamp: ts, Err: p.err, lent: p.lent}
+	r := &Result{Timestamp: ts, Err: p.err, pooled: p.pooled}
 	switch {
 	case p.err != nil || !p.pull:
-	case len(p.landed) > 0 && len(p.landed) == len(p.parts):
-		r.Landed = true
+	case len(p.inPlace) > 0 && len(p.inPlace) == len(p.parts):
+		r.InPlace = true
 		r.KVs = KVs{Vals: p.out, DType: p.dtype}
-		if len(p.parts) == 1 { // else each key has equally many
+		if len(p.parts) == 1 { // else all keys have the same length
 			r.KVs = p.parts[0]
 		}
 	default:
@@ -172,7 +171,7 @@ func (t *Tracker) finish(ts int32, p *pending) *Result {
 	return r
 }
 
-// join puts the servers' parts of a pull together, in the order of keys.
+// join concatenates the servers' parts of a pull, in the order of keys.
 func join(parts []KVs) (KVs, error) {
 	if len(parts) == 0 {
 		return KVs{}, nil

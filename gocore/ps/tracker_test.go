@@ -31,7 +31,7 @@ func TestPullOfTwoServers(t *testing.T) {
 	}
 }
 
-func TestAnswersThatNobodyAskedFor(t *testing.T) {
+func TestUnrequestedAnswers(t *testing.T) {
 	var tracker Tracker
 	ts := tracker.Start(false, map[int][]uint64{8: nil, 10: nil})
 	for name, m := range map[string]*Message{
@@ -78,7 +78,7 @@ func TestRequestsThatFail(t *testing.T) {
 			return r
 		}, "int8"},
 		"a death": {func(tr *Tracker, ts int32) *Result {
-			all := tr.Lose(10, lost)
+			all := tr.FailPeer(10, lost)
 			if len(all) != 1 {
 				return nil
 			}
@@ -99,8 +99,8 @@ func TestRequestsThatFail(t *testing.T) {
 	}
 }
 
-// Timestamps go round, and none is given twice at a time.
-func TestTimestampsGoRound(t *testing.T) {
+// Timestamps wrap around, and open requests have distinct ones.
+func TestTimestampsWrapAround(t *testing.T) {
 	var tracker Tracker
 	asked := func() map[int][]uint64 { return map[int][]uint64{8: nil} }
 	first := tracker.Start(false, asked())

@@ -4,8 +4,8 @@
 
 // Sums and divisions by AVX2, in blocks of 64 bytes. Loads and stores are the unaligned ones.
 
-// SUM is the loop of a kernel with dst in DI, src in SI, the count of blocks in CX. dst is OP's first operand: of two NaNs its
-// stays, as in Go's sum.
+// SUM is the loop of a kernel with dst in DI, src in SI, the number of blocks in CX. dst is OP's first operand, so that the sum
+// of two NaNs is dst's, as in Go.
 #define SUM(OP) \
 loop: \
 	SUBQ    $1, CX         \
@@ -23,7 +23,7 @@ done: \
 	VZEROUPPER             \
 	RET
 
-// DIVIDE is the loop of a kernel with acc in DI, the count of blocks in CX, the divisor in all of Y2.
+// DIVIDE is the loop of a kernel with acc in DI, the number of blocks in CX, the divisor in every element of Y2.
 #define DIVIDE(OP) \
 loop: \
 	SUBQ    $1, CX         \

@@ -6,7 +6,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Each benchmark works on 16 KB of the type's own bytes, as a packet has: the MB/s count these.
+// Each benchmark processes 16 KB of the type, one packet; MB/s counts these bytes.
 const packet = 16 << 10
 
 func BenchmarkAdd(b *testing.B) {
@@ -31,7 +31,7 @@ func benchmark(b *testing.B, has func(d wire.DType) bool, run func(d wire.DType,
 	acc, raw := make([]byte, 2*packet), make([]byte, packet)
 	for _, version := range []struct {
 		name    string
-		kernels table
+		kernels kernelsByType
 	}{{"scalar", scalar()}, {"vector", vector()}} {
 		active = version.kernels
 		for _, d := range wire.DTypes() {

@@ -3,7 +3,7 @@ package reduce
 import "math"
 
 // The 16-bit floats in plain Go. A half (float16) has 5 bits of exponent and 10 of fraction; a bfloat16 is the upper half of a
-// float32. The floats are handled as their bits, so that a NaN goes where it should unharmed.
+// float32. Floats are handled as bit patterns, because loading a NaN as a float may change its bits.
 
 const (
 	f32Inf   = 0x7f800000
@@ -62,7 +62,7 @@ func addWideF16(acc, src []byte) {
 	}
 }
 
-// narrowF16 may work in place, as narrowBF16: element i is written to bytes that were read with elements up to i.
+// narrowF16 and narrowBF16 may work in place: element i is written over bytes of elements up to i, which have been read.
 func narrowF16(dst, acc []byte) {
 	d := view[uint16](dst)
 	a := view[uint32](acc)[:len(d)]

@@ -11,13 +11,13 @@ import (
 	"fptps/gocore/wire"
 )
 
-// model is the second version of one element type's arithmetic: slow, a part of an element at a time (a complex number has
-// two parts), and by other means than the kernels use.
+// model is the reference for the arithmetic of one element type: slow, one component at a time (a complex number has two), and
+// computed by other means than in the kernels.
 type model struct {
 	part     int // bytes
 	draw     func(r *rand.Rand, part []byte)
 	sum      func(a, b []byte) []byte
-	quotient func(a []byte, n int) []byte // nil where there is no mean
+	quotient func(a []byte, n int) []byte // nil if the type has no mean
 	nan      func(a []byte) (is, quiet bool)
 }
 
@@ -27,7 +27,7 @@ var (
 	f32Model = model{4, drawF32, sumF32, quotientF32, nanF32}
 	f64Model = model{8, drawF64, sumF64, quotientF64, nanF64}
 
-	// models has the types that are summed in their own type; x87_test.go adds longdouble.
+	// models has the types that are not wide; x87_amd64_test.go adds longdouble.
 	models = map[wire.DType]model{
 		wire.Bool: {1, drawBool, sumBool, nil, noNaN},
 		wire.Int8: integer(1), wire.Int16: integer(2), wire.Int32: integer(4), wire.Int64: integer(8),
@@ -45,7 +45,7 @@ func drawBits(r *rand.Rand, part []byte) {
 	}
 }
 
-// sumBits adds as one does on paper, a byte at a time.
+// sumBits adds byte by byte with a carry, as on paper.
 func sumBits(a, b []byte) []byte {
 	sum, carry := make([]byte, len(a)), 0
 	for i := range a {
@@ -84,7 +84,7 @@ func sumTimedelta(a, b []byte) []byte {
 	return sumBits(a, b)
 }
 
-// drawF32 draws, in equal parts, values worth a line of their own, values near 1 whose sums round, and any bits.
+// drawF32 draws, equally often, special values, values near 1 whose sums are rounded, and any bit pattern.
 func drawF32(r *rand.Rand, part []byte) {
 	special := [...]uint32{0, 1, 0x7fffff, 0x800000, 0x3f800000, 0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fffffff}
 	f := r.Uint32()
@@ -97,7 +97,7 @@ func drawF32(r *rand.Rand, part []byte) {
 	le.PutUint32(part, f)
 }
 
-// sumF32 rounds twice, which is as good as once: float64 has more than twice float32's digits.
+// sumF32 rounds twice, with the same result as once: float64 has more than twice the digits of float32.
 func sumF32(a, b []byte) []byte {
 	return le.AppendUint32(nil, math.Float32bits(float32(float64(f32(a))+float64(f32(b)))))
 }
@@ -139,7 +139,7 @@ func nanF64(a []byte) (is, quiet bool) {
 	return math.IsNaN(f64(a)), le.Uint64(a)&(1<<51) != 0
 }
 
-// same tells whether a kernel's result is the model's: the same bits, or a quiet NaN for a NaN.
+// same reports whether a kernel's result equals the model's: the same bits, or a quiet NaN where the model has a NaN.
 func same(m model, got, want []byte) bool {
 	if is, _ := m.nan(want); is {
 		is, quiet := m.nan(got)
@@ -148,7 +148,7 @@ func same(m model, got, want []byte) bool {
 	return bytes.Equal(got, want)
 }
 
-// drawn is n parts of the model's values.
+// drawn draws n components.
 func drawn(r *rand.Rand, m model, n int) []byte {
 	b := make([]byte, n*m.part)
 	for i := 0; i < len(b); i += m.part {
@@ -157,7 +157,7 @@ func drawn(r *rand.Rand, m model, n int) []byte {
 	return b
 }
 
-// place copies content to offset bytes after an address that is a multiple of 64, between bytes whose change unharmed finds.
+// place copies content to offset bytes after a multiple of 64. unharmed fails the test if a byte before or after has changed.
 func place(t *testing.T, content []byte, offset int) (placed []byte, unharmed func()) {
 	const fence, mark = 64, 0xa5
 	whole := bytes.Repeat([]byte{mark}, 64+fence+16+len(content)+fence)
@@ -174,17 +174,17 @@ func place(t *testing.T, content []byte, offset int) (placed []byte, unharmed fu
 	}
 }
 
-// withEachTable runs a test with the plain kernels and with the fastest.
-func withEachTable(t *testing.T, test func(t *testing.T)) {
+// withEachKernelSet runs a test with the portable kernels and with the fastest.
+func withEachKernelSet(t *testing.T, test func(t *testing.T)) {
 	fastest := active
 	defer func() { active = fastest }()
-	for name, kernels := range map[string]table{"scalar": scalar(), "vector": vector()} {
+	for name, kernels := range map[string]kernelsByType{"scalar": scalar(), "vector": vector()} {
 		active = kernels
 		t.Run(name, test)
 	}
 }
 
-// sweep calls a test with every length up to 300 elements at drawn offsets, and with every pair of offsets.
+// sweep calls a test with every length up to 300 elements at random offsets, and with every pair of offsets.
 func sweep(seed uint64, test func(r *rand.Rand, n, dst, src int)) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	for n := range 301 {

@@ -7,8 +7,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// portable is the table in plain Go. Signed integers share the unsigned ones' sums, complex numbers are pairs of floats.
-var portable = withQuantised(table{
+// portable is the kernel set in plain Go. Signed integers use the sums of the unsigned ones; complex numbers are pairs of
+// floats.
+var portable = withQuantised(kernelsByType{
 	wire.Bool:        {add: or},
 	wire.Int8:        {add: add[uint8]},
 	wire.Int16:       {add: add[uint16]},
@@ -33,8 +34,8 @@ type number interface {
 	float | int64 | uint8 | uint16 | uint32 | uint64
 }
 
-// view is b as elements. Their addresses may be misaligned, which Go leaves to the machine for types without pointers; the
-// 64-bit machines that fptps runs on allow it.
+// view is b as a slice of elements, which may be misaligned: Go leaves misaligned access to the machine for types without
+// pointers, and the 64-bit machines that fptps supports allow it.
 func view[T number](b []byte) []T {
 	var element T
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(element)))

@@ -5,8 +5,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// withQuantised adds the quantised types of every width.
-func withQuantised(t table) table {
+// withQuantised adds the kernels of the quantised types.
+func withQuantised(t kernelsByType) kernelsByType {
 	for bits := wire.MinBits; bits <= wire.MaxBits; bits++ {
 		t[wire.Quant(bits)] = kernels{
 			widen:   func(acc, src []byte) { codec.Widen(bits, view[float32](acc), src) },

@@ -1,10 +1,10 @@
-// Package reduce does the arithmetic on tensors' bytes: sums, division, and the way to float32 and back for the 16-bit
-// floats and quantised tensors, which are summed in float32 so that a sum of many workers is rounded once and does not
-// overflow on its way.
+// Package reduce does arithmetic on the bytes of tensors: sums, means and optimisers' steps. 16-bit floats and quantised
+// tensors are wide types: their accumulator is float32, so that the sum of many workers is rounded once and does not
+// overflow before it is complete.
 //
-// All slices of a call hold the same number of whole elements, in the machine's byte order, and may lie at any address.
-// Nothing here allocates, and no value of an element (NaN, Inf, an x87 encoding that no arithmetic makes) makes a call fail.
-// A call for a type that has no such operation is a mistake of the caller and panics: ask Supported, Wide and CanDivide.
+// All slices of a call hold the same number of whole elements, in the machine's byte order, at any address. Nothing here
+// allocates. No element value (NaN, Inf, an invalid x87 encoding) makes a call fail. A call for a type without the operation
+// is a bug of the caller and panics; Supported, Wide, CanDivide and CanUpdate report what a type has.
 package reduce
 
 import (
@@ -12,34 +12,34 @@ import (
 	"fptps/gocore/wire"
 )
 
-// kernels are the operations on one element type; nil where the type has no such operation.
+// kernels are the operations on one element type; nil if the type does not have the operation.
 type kernels struct {
 	add    func(dst, src []byte)
 	divide func(acc []byte, n int)
 
-	// Of a wide type only: its accumulator is float32.
+	// For wide types only; the accumulator is float32.
 	widen, addWide func(acc, src []byte)
 	narrow         func(dst, acc []byte)
 
 	updates
 }
 
-// table has a row for every number that a DType can hold, so that looking one up never fails.
-type table [256]kernels
+// kernelsByType has an entry for every value of a DType, so that a lookup never fails.
+type kernelsByType [256]kernels
 
-// active is the table in use. Tests set it to scalar() too.
+// active is the kernel set in use. Tests also set it to scalar().
 var active = vector()
 
-// Supported tells whether tensors of type d can be summed on this machine.
+// Supported reports whether tensors of type d can be summed on this machine.
 func Supported(d wire.DType) bool { return active[d].add != nil || Wide(d) }
 
-// Wide tells whether d is summed in an accumulator of another type, float32.
+// Wide reports whether d is summed in a float32 accumulator instead of its own type.
 func Wide(d wire.DType) bool { return active[d].widen != nil }
 
-// CanDivide tells whether there is a mean of type d: the floats and the complex types.
+// CanDivide reports whether d has means: floats, complex and quantised types do.
 func CanDivide(d wire.DType) bool { return active[d].divide != nil }
 
-// AccBytes is the size of the accumulator for raw bytes of type d.
+// AccBytes is the size in bytes of the accumulator for raw bytes of type d.
 func AccBytes(d wire.DType, raw int) int {
 	if bits := d.Bits(); bits > 0 {
 		return raw / wire.BlockBytes * codec.AccFloats(bits) * wire.Float32.Size()
@@ -50,8 +50,8 @@ func AccBytes(d wire.DType, raw int) int {
 	return raw
 }
 
-// Add adds src to dst, for the types that are not Wide. Integers wrap around, Bool is logical or (of any bytes: what is not 0
-// is true), a NaT of Timedelta64 stays NaT, a NaN stays NaN and becomes quiet.
+// Add adds src to dst, for types that are not Wide. Integers wrap around. Bool is a logical or, in which any byte but 0 is
+// true. A sum with a NaT (Timedelta64) is NaT. A sum with a NaN is a quiet NaN.
 func Add(d wire.DType, dst, src []byte) { active[d].add(dst, src) }
 
 // Widen sets the accumulator to src, for Wide types. They must not overlap.
@@ -60,9 +60,10 @@ func Widen(d wire.DType, acc, src []byte) { active[d].widen(acc, src) }
 // AddWide adds src to the accumulator, for Wide types.
 func AddWide(d wire.DType, acc, src []byte) { active[d].addWide(acc, src) }
 
-// Narrow sets dst to the accumulator's values, for Wide types: rounded to nearest even, to Inf where they are too large; a NaN
-// stays NaN and becomes quiet; codes are rounded at random, without bias. dst may be the front of acc's own memory.
+// Narrow converts the accumulator to dst, for Wide types. Floats are rounded to nearest even, become Inf if too large, and a
+// NaN becomes a quiet NaN; quantised values are rounded stochastically. dst may be the front of acc's own memory.
 func Narrow(d wire.DType, dst, acc []byte) { active[d].narrow(dst, acc) }
 
-// Divide divides an accumulator of type d (of float32 where d is Wide) by n, correctly rounded; complex numbers part by part.
+// Divide divides an accumulator of type d (float32 if d is Wide) by n, correctly rounded. Complex numbers are divided component
+// by component.
 func Divide(d wire.DType, acc []byte, n int) { active[d].divide(acc, n) }

@@ -11,8 +11,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-func TestAddIsTheModels(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+func TestAddEqualsModel(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for d, m := range models {
 			sweep(uint64(d), func(r *rand.Rand, n, dstOffset, srcOffset int) {
 				size := n * d.Size()
@@ -36,9 +36,9 @@ func TestAddIsTheModels(t *testing.T) {
 	})
 }
 
-func TestDivideIsTheModels(t *testing.T) {
+func TestDivideEqualsModel(t *testing.T) {
 	divisors := []int{1, 2, 3, 7, 10, 100, 1023, 1 << 40}
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for d, m := range models {
 			if m.quotient == nil {
 				continue
@@ -60,9 +60,9 @@ func TestDivideIsTheModels(t *testing.T) {
 	})
 }
 
-// A mean of a wide type is taken in its accumulator.
-func TestDivideOfWideIsFloat32s(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+// The mean of a wide type is computed in its accumulator.
+func TestDivideOfWideTypeIsFloat32(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, d := range []wire.DType{wire.Float16, wire.BFloat16} {
 			a := drawn(rand.New(rand.NewPCG(1, 1)), f32Model, 101)
 			want := slices.Clone(a)
@@ -75,11 +75,11 @@ func TestDivideOfWideIsFloat32s(t *testing.T) {
 	})
 }
 
-func TestWhatEachTypeHas(t *testing.T) {
+func TestOperationsOfEachType(t *testing.T) {
 	wide := []wire.DType{wire.Float16, wire.BFloat16}
 	means := append([]wire.DType{wire.Float32, wire.Float64, wire.Complex64, wire.Complex128}, wide...)
 	x87 := []wire.DType{wire.LongDouble, wire.CLongDouble}
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, d := range wire.DTypes() {
 			if slices.Contains(x87, d) {
 				if supported := Supported(d); supported && runtime.GOARCH != "amd64" || CanDivide(d) != supported {
@@ -115,7 +115,7 @@ func TestWhatEachTypeHas(t *testing.T) {
 		}
 		for _, d := range []wire.DType{0, wire.Quant(wire.MaxBits) + 1, 255} {
 			if Supported(d) || Wide(d) || CanDivide(d) {
-				t.Errorf("the number %d, which is no type, is supported", d)
+				t.Errorf("the unknown type %d is supported", d)
 			}
 		}
 	})
@@ -123,7 +123,7 @@ func TestWhatEachTypeHas(t *testing.T) {
 
 func TestNothingAllocates(t *testing.T) {
 	a, b := make([]byte, 1000*32), make([]byte, 1000*32)
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, d := range wire.DTypes() {
 			allocations := testing.AllocsPerRun(5, func() {
 				if Wide(d) {

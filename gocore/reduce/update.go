@@ -6,21 +6,21 @@ import (
 	"fptps/gocore/wire"
 )
 
-// The steps of optimisers, for float32 and float64. Every product, sum, quotient and root is rounded by itself, on every
-// machine, so that the same gradients make the same weights everywhere.
+// Optimisers' steps, for float32 and float64. Every product, sum, quotient and root is rounded separately, on every
+// machine, so that the same gradients give the same weights everywhere.
 
-// AdamStep is what one step of Adam needs beside its arrays.
+// AdamStep holds the coefficients of one step of Adam.
 type AdamStep struct {
-	Mean   float64 // 1 - beta1: the new gradient's part in the mean
+	Mean   float64 // 1 - beta1: weight of the new gradient in the mean
 	Decay  float64 // beta2
 	Square float64 // 1 - beta2
-	Root   float64 // the root of the second moment's bias correction
+	Root   float64 // square root of the second moment's bias correction
 	Eps    float64
 	Rate   float64 // minus the learning rate, divided by the first moment's bias correction
-	Keep   float64 // what decay leaves of the weights: 1 without
+	Keep   float64 // factor of the weights after weight decay: 1 without
 }
 
-// updates are the kernels of optimisers; nil where the type has none.
+// updates are the kernels of optimisers; nil if the type has none.
 type updates struct {
 	combine func(dst, x, y []byte, a float64)
 	adam    func(dst, gradient, weights, mean, square []byte, s AdamStep)
@@ -28,19 +28,19 @@ type updates struct {
 	fill    func(dst []byte, v float64)
 }
 
-// CanUpdate tells whether there are optimisers' steps for type d.
+// CanUpdate reports whether d has optimisers' steps.
 func CanUpdate(d wire.DType) bool { return active[d].combine != nil }
 
 // Combine sets dst to x + a*y. The three may be the same memory.
 func Combine(d wire.DType, dst, x, y []byte, a float64) { active[d].combine(dst, x, y, a) }
 
-// Adam takes a step of Adam: mean += Mean*(gradient - mean); square = Decay*square + Square*gradient*gradient;
+// Adam makes one step of Adam: mean += Mean*(gradient - mean); square = Decay*square + Square*gradient*gradient;
 // dst = Keep*weights + Rate*mean / (sqrt(square)/Root + Eps). dst may be gradient or weights.
 func Adam(d wire.DType, dst, gradient, weights, mean, square []byte, s AdamStep) {
 	active[d].adam(dst, gradient, weights, mean, square, s)
 }
 
-// Adagrad takes a step of Adagrad: squares += gradient*gradient; dst = weights + rate*gradient / (sqrt(squares) + eps).
+// Adagrad makes one step of Adagrad: squares += gradient*gradient; dst = weights + rate*gradient / (sqrt(squares) + eps).
 // dst may be gradient or weights.
 func Adagrad(d wire.DType, dst, gradient, weights, squares []byte, rate, eps float64) {
 	active[d].adagrad(dst, gradient, weights, squares, rate, eps)
@@ -49,7 +49,7 @@ func Adagrad(d wire.DType, dst, gradient, weights, squares []byte, rate, eps flo
 // Fill sets all elements to v.
 func Fill(d wire.DType, dst []byte, v float64) { active[d].fill(dst, v) }
 
-// plainUpdates are the kernels in plain Go. A conversion around a product keeps the compiler from fusing it with a sum.
+// plainUpdates are the kernels in plain Go. The conversion around a product prevents a fused multiply-add.
 func plainUpdates[T float]() updates {
 	return updates{combine[T], adam[T], adagrad[T], fill[T]}
 }

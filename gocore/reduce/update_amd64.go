@@ -22,7 +22,7 @@ func avxAdagradF32(dst, gradient, weights, squares *byte, blocks int, rate, eps 
 //go:noescape
 func avxAdagradF64(dst, gradient, weights, squares *byte, blocks int, rate, eps float64)
 
-// vectorUpdates gives the whole blocks to the bodies in assembly, and what is left to rest.
+// vectorUpdates makes kernels: the bodies in assembly process the whole blocks, and rest the remaining elements.
 func vectorUpdates(
 	combine func(dst, x, y *byte, blocks int, a float64),
 	adam func(dst, gradient, weights, mean, square *byte, blocks int, s AdamStep),

@@ -2,8 +2,8 @@
 
 #include "textflag.h"
 
-// The steps of optimisers by AVX2, in blocks of 64 bytes. The operations and their order are the portable kernels', none is
-// fused. SPREAD fills a register with a float64 from memory, as the kernel's type.
+// Optimisers' steps with AVX2, in blocks of 64 bytes. The operations and their order are those of the portable kernels; none is
+// fused. SPREAD broadcasts a float64 from memory, converted to the kernel's type.
 
 #define SPREADF32(FROM, X, Y) \
 	VCVTSD2SS    FROM, X, X \
@@ -12,7 +12,7 @@
 #define SPREADF64(FROM, X, Y) \
 	VBROADCASTSD FROM, Y
 
-// COMBINE has dst in DI, x in SI, y in DX, the count of blocks in CX, a in all of Y2.
+// COMBINE has dst in DI, x in SI, y in DX, the number of blocks in CX, a in every element of Y2.
 #define COMBINE(MUL, ADD) \
 loop: \
 	SUBQ    $1, CX         \
@@ -31,7 +31,7 @@ done: \
 	VZEROUPPER             \
 	RET
 
-// ADAMHALF does 32 bytes at OFFSET. dst is in DI, gradient in SI, weights in DX, mean in R8, square in R9; of AdamStep Mean is in
+// ADAMHALF processes 32 bytes at OFFSET. dst is in DI, gradient in SI, weights in DX, mean in R8, square in R9; of AdamStep Mean is in
 // Y15, Decay in Y14, Square in Y13, Root in Y12, Eps in Y11, Rate in Y10, Keep in Y9.
 #define ADAMHALF(OFFSET, MUL, ADD, SUB, DIV, SQRT) \
 	VMOVDQU OFFSET(R8), Y0      \
@@ -83,7 +83,7 @@ done: \
 	VZEROUPPER               \
 	RET
 
-// ADAGRADHALF does 32 bytes at OFFSET. dst is in DI, gradient in SI, weights in DX, squares in R8; the rate is in Y15, eps in Y14.
+// ADAGRADHALF processes 32 bytes at OFFSET. dst is in DI, gradient in SI, weights in DX, squares in R8; the rate is in Y15, eps in Y14.
 #define ADAGRADHALF(OFFSET, MUL, ADD, DIV, SQRT) \
 	VMOVDQU OFFSET(SI), Y0     \
 	MUL     Y0, Y0, Y1         \

@@ -10,7 +10,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// numbers is the second version's arithmetic: in float64, each result rounded to the type.
+// numbers is the arithmetic of the reference: in float64, each result rounded to the type.
 type numbers struct {
 	dtype wire.DType
 	model model
@@ -36,8 +36,8 @@ func (f numbers) mul(x, y float64) float64 { return f.round(x * y) }
 func (f numbers) div(x, y float64) float64 { return f.round(x / y) }
 func (f numbers) root(x float64) float64   { return f.round(math.Sqrt(x)) }
 
-// steps are the updates: what they do to arrays, and to one element of each by the second version. The first array is the
-// gradient and the second the weights; dst becomes element 0 of what one gives, the others the rest.
+// steps are the updates under test: all runs the kernel on arrays, one is the reference for a single element. The first array
+// is the gradient, the second the weights. one returns the new element of dst, then those of the arrays from the third on.
 var steps = []struct {
 	name   string
 	arrays int
@@ -71,9 +71,9 @@ var steps = []struct {
 	},
 }
 
-// A step into an array of its own, into the gradient, and into the weights, all of any length and address.
-func TestUpdatesAreTheModels(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+// dst is a separate array, the gradient, or the weights, at any length and address.
+func TestUpdatesEqualModel(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range floats {
 			for s, step := range steps {
 				sweep(uint64(s), func(r *rand.Rand, n, first, second int) {
@@ -110,7 +110,7 @@ func TestUpdatesAreTheModels(t *testing.T) {
 	})
 }
 
-// coefficients are seven numbers of the type.
+// coefficients draws seven coefficients, rounded to the type.
 func coefficients(f numbers, r *rand.Rand) []float64 {
 	var c []float64
 	for range 7 {
@@ -119,10 +119,10 @@ func coefficients(f numbers, r *rand.Rand) []float64 {
 	return c
 }
 
-// What a step reads it leaves alone, but for what it says.
+// A step changes neither the gradient nor the weights, unless one of them is dst.
 func TestUpdatesWriteOnlyTheirResults(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range floats {
 			for _, step := range steps {
 				var start, arrays [][]byte
@@ -140,7 +140,7 @@ func TestUpdatesWriteOnlyTheirResults(t *testing.T) {
 }
 
 func TestFill(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range floats {
 			array, unharmed := place(t, make([]byte, 7*f.model.part), 1)
 			Fill(f.dtype, array, 0.1)
@@ -154,7 +154,7 @@ func TestFill(t *testing.T) {
 
 func TestUpdatesAllocateNothing(t *testing.T) {
 	arrays := [][]byte{make([]byte, 1000), make([]byte, 1000), make([]byte, 1000), make([]byte, 1000)}
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, step := range steps {
 			c := []float64{1, 1, 1, 1, 1, 1, 1}
 			if n := testing.AllocsPerRun(5, func() { step.all(wire.Float32, arrays[0], arrays, c) }); n != 0 {

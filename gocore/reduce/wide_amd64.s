@@ -2,7 +2,7 @@
 
 #include "textflag.h"
 
-// The 16-bit floats by AVX2 and F16C, in blocks of 16 elements: 32 bytes of them, 64 bytes of the float32 accumulator.
+// The 16-bit floats with AVX2 and F16C, in blocks of 16 elements: 32 bytes of floats, 64 bytes of the accumulator.
 
 // func avxWidenF16(acc, src *byte, blocks int)
 TEXT ·avxWidenF16(SB), NOSPLIT, $0-24
@@ -51,7 +51,7 @@ done:
 	RET
 
 // func avxNarrowF16(dst, acc *byte, blocks int)
-// In place no block is written before it is read: dst's lies at half of acc's distance from the start.
+// It may work in place: block i of dst lies at half the offset of block i of acc, so that every block is read before it is overwritten.
 TEXT ·avxNarrowF16(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DI
 	MOVQ acc+8(FP), SI
@@ -122,8 +122,8 @@ done:
 	VZEROUPPER
 	RET
 
-// ROUND turns each float32 of X into its bfloat16, in 32 bits: (x + 0x7fff + x>>16&1) >> 16, and for a NaN, where that could
-// carry into another value, x>>16 with the quiet bit. VCMPPS 3 is "unordered": NaN.
+// ROUND converts each float32 of X to a bfloat16 in 32 bits: (x + 0x7fff + x>>16&1) >> 16. A NaN could carry into another
+// value, so it becomes x>>16 with the quiet bit set. VCMPPS 3 is "unordered": NaN.
 #define ROUND(X, HIGH, ODD, NAN) \
 	VCMPPS    $3, X, X, NAN     \
 	VPSRLD    $16, X, HIGH      \
@@ -135,7 +135,7 @@ done:
 	VPBLENDVB NAN, HIGH, X, X
 
 // func avxNarrowBF16(dst, acc *byte, blocks int)
-// In place as avxNarrowF16.
+// It may work in place, as avxNarrowF16.
 TEXT ·avxNarrowBF16(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), DI
 	MOVQ         acc+8(FP), SI

@@ -10,12 +10,12 @@ import (
 	"fptps/gocore/wire"
 )
 
-// format describes a 16-bit float to the second version, which knows no bits but these: a value is a number of the list.
+// format describes a 16-bit float for the reference, which looks values up in a list instead of handling bits.
 type format struct {
 	dtype    wire.DType
 	fraction int // bits
 	bias     int
-	list     []float64 // values of 0, 1, 2, ... as bits, the last being what Inf would be if it were a number
+	list     []float64 // values of the bit patterns 0, 1, 2, ...; the last is what Inf would be if it were a number
 }
 
 var formats = []format{newFormat(wire.Float16, 10, 15), newFormat(wire.BFloat16, 7, 127)}
@@ -36,7 +36,7 @@ func newFormat(d wire.DType, fraction, bias int) format {
 
 func (f format) inf() int { return (2*f.bias + 1) << f.fraction }
 
-// widened is the float32 of a 16-bit float.
+// widened converts a 16-bit float to float32.
 func (f format) widened(h uint16) float32 {
 	sign, size := 1.0, int(h&0x7fff)
 	if h>>15 != 0 {
@@ -51,7 +51,7 @@ func (f format) widened(h uint16) float32 {
 	return float32(math.Copysign(f.list[size], sign))
 }
 
-// narrowed finds the nearest of the list; of two that are equally near, the one that has an even number.
+// narrowed returns the nearest value of the list; of two equally near ones, the one with the even bit pattern.
 func (f format) narrowed(v float32) uint16 {
 	var sign uint16
 	if math.Signbit(float64(v)) {
@@ -75,7 +75,7 @@ func (f format) narrowed(v float32) uint16 {
 	return sign | uint16(above)
 }
 
-// checkNarrow compares a float's 16-bit version with the model's. Of a NaN it wants the sign, and that it is quiet.
+// checkNarrow compares a narrowed float with the reference. A NaN must be quiet and keep its sign.
 func (f format) checkNarrow(t *testing.T, v float32, got uint16) {
 	t.Helper()
 	want := f.narrowed(v)
@@ -88,7 +88,7 @@ func (f format) checkNarrow(t *testing.T, v float32, got uint16) {
 	}
 }
 
-// checkAll narrows any number of floats at once.
+// checkAll narrows all floats in one call and checks each.
 func (f format) checkAll(t *testing.T, all []float32) {
 	t.Helper()
 	acc, dst := make([]byte, 4*len(all)), make([]byte, 2*len(all))
@@ -112,7 +112,7 @@ func TestWidenEveryValue(t *testing.T) {
 	for h := range 1 << 16 {
 		le.PutUint16(src[2*h:], uint16(h))
 	}
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range formats {
 			Widen(f.dtype, acc, src)
 			for h := range 1 << 16 {
@@ -137,9 +137,9 @@ func TestWidenEveryValue(t *testing.T) {
 	})
 }
 
-// Around every value, around the middle between every two, and around where Inf begins.
+// Narrow around every value, around the midpoint of every two neighbours, and around the first value that becomes Inf.
 func TestNarrowTies(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range formats {
 			var all []float32
 			for i, x := range f.list[1:] {
@@ -153,9 +153,9 @@ func TestNarrowTies(t *testing.T) {
 	})
 }
 
-// A step that is prime to every power of two meets all signs and exponents, NaN's too, with ever other fractions.
+// An odd step through all bit patterns covers all signs and exponents, NaN included, each with many fractions.
 func TestNarrowSweep(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range formats {
 			var all []float32
 			for bits := uint64(0); bits < 1<<32; bits += 4099 {
@@ -171,7 +171,7 @@ func TestNarrowSweep(t *testing.T) {
 
 func TestWideAtAnyLengthAndAddress(t *testing.T) {
 	halves := integer(2)
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, f := range formats {
 			sweep(uint64(f.dtype), func(r *rand.Rand, n, accOffset, offset int) {
 				first, second := drawn(r, halves, n), drawn(r, halves, n)
@@ -204,10 +204,11 @@ func TestWideAtAnyLengthAndAddress(t *testing.T) {
 	})
 }
 
-// The reason for the accumulator: what overflows a half on its way may come back, what is too small for one may add up.
+// Why the accumulator is float32: a partial sum may overflow a half although the sum does not, and values too small for a half
+// may add up.
 func TestHalvesAreSummedInFloat32(t *testing.T) {
 	const big, minusBig, one, small, inf = 0x7b53, 0xfb53, 0x3c00, 0x1000, 0x7c00 // 60000, -60000, 1, 2^-11, Inf
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		for _, c := range []struct {
 			terms []uint16
 			want  uint16

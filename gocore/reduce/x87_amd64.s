@@ -2,8 +2,8 @@
 
 #include "textflag.h"
 
-// longdouble by the x87 unit: 10 bytes of number at a stride of 16. The unit rounds to its full 64 bits of fraction and
-// traps on nothing, as Linux starts every thread. The register stack is empty on return.
+// longdouble on the x87 unit: numbers of 10 bytes at a stride of 16. Linux starts every thread with the unit rounding to its
+// full 64 bits of fraction and with all exceptions masked. The register stack is empty on return.
 
 // func x87Add(dst, src *byte, elements int)
 TEXT ·x87Add(SB), NOSPLIT, $0-24

@@ -10,8 +10,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// The second version of longdouble: big.Float's arithmetic, with x87's 15 bits of exponent and 64 of significand, whose first
-// is written out: numbers that should have it and do not are invalid, and act as NaN.
+// The reference for longdouble: big.Float's arithmetic with x87's 15 bits of exponent and 64 of significand. The first bit of the
+// significand is explicit; a number above the denormals without it is invalid and treated as NaN.
 
 func init() {
 	m := model{16, drawX87, sumX87, quotientX87, nanX87}
@@ -19,7 +19,7 @@ func init() {
 }
 
 func TestLongDoubleIsSupported(t *testing.T) {
-	withEachTable(t, func(t *testing.T) {
+	withEachKernelSet(t, func(t *testing.T) {
 		if !Supported(wire.LongDouble) || !Supported(wire.CLongDouble) {
 			t.Error("longdouble is not supported on amd64")
 		}
@@ -46,7 +46,7 @@ func decodeX87(a []byte) x87 {
 	return x87{head>>15 != 0, int(head & maxExponent), le.Uint64(a)}
 }
 
-// encode writes x between the padding of a.
+// encode returns x with the padding of a.
 func (x x87) encode(a []byte) []byte {
 	head := uint16(x.exponent)
 	if x.negative {
@@ -72,13 +72,13 @@ func (x x87) value() *big.Float {
 	return v
 }
 
-// round is the x87 number nearest to v, of which all digits that matter are known.
+// round is the x87 number nearest to v; v has enough digits for correct rounding.
 func round(v *big.Float) x87 {
 	x := x87{negative: v.Signbit()}
 	if v.Sign() == 0 {
 		return x
 	}
-	// Fewer digits are left below the least exponent.
+	// Denormals have fewer digits.
 	digits := min(64, 64+v.MantExp(nil)-64-(1-bias))
 	r := new(big.Float).SetPrec(uint(digits)).Set(v)
 	x.exponent = max(r.MantExp(nil)-64+bias, 1)

@@ -11,7 +11,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// rig is a store with one packet of one tensor, which speaks of float64 where the store has bytes.
+// rig holds a store with one packet of one tensor; its methods take and return float64 values instead of bytes.
 type rig struct {
 	t      *testing.T
 	pool   *aggregate.Pool
@@ -32,7 +32,7 @@ func newRig(t *testing.T, workers int, policy wire.Policy, dtype wire.DType, ini
 	return r
 }
 
-// bytes is values as elements of the rig's type.
+// bytes encodes values as elements of the rig's type.
 func (r *rig) bytes(values []float64) []byte {
 	var b []byte
 	for _, v := range values {
@@ -52,7 +52,7 @@ func (r *rig) bytes(values []float64) []byte {
 	return b
 }
 
-// values is bytes's inverse.
+// values decodes what bytes encodes.
 func (r *rig) values(b []byte) []float64 {
 	if reduce.Wide(r.dtype) {
 		wide := make([]byte, reduce.AccBytes(r.dtype, len(b)))
@@ -73,7 +73,7 @@ func (r *rig) values(b []byte) []float64 {
 	return values
 }
 
-// owned is values in a buffer of the pool.
+// owned encodes values in a buffer of the pool.
 func (r *rig) owned(values []float64) *aggregate.Buffer {
 	b := r.bytes(values)
 	buffer := r.pool.Get(len(b))
@@ -81,7 +81,8 @@ func (r *rig) owned(values []float64) *aggregate.Buffer {
 	return buffer
 }
 
-// complete gives the store the sum of a round, and what the workers receive; rate is nil where nobody says it.
+// complete passes the sum of a round to the store and returns what the workers receive. rate is the learning rate of the
+// round, nil if no worker set one.
 func (r *rig) complete(round uint64, sum []float64, rate *float32) []float64 {
 	r.t.Helper()
 	s := aggregate.Sum{Policy: r.policy, Header: wire.Header{
@@ -96,15 +97,21 @@ func (r *rig) complete(round uint64, sum []float64, rate *float32) []float64 {
 	if err := r.Complete(&s); err != nil {
 		r.t.Fatal(err)
 	}
+	if round == 0 {
+		if s.Buffer != nil || s.Header.WireLen != 0 {
+			r.t.Errorf("the reply to round 0 is %+v", s.Header)
+		}
+		return nil
+	}
 	defer s.Buffer.Release()
 	return r.values(s.Buffer.Bytes)
 }
 
-// contribution is the header of a worker's push.
+// contribution makes the header of a worker's push.
 func (r *rig) contribution(round uint64, raw int) *wire.Header {
 	return &wire.Header{
 		Kind: wire.Contrib, DType: r.dtype, Tensor: tensorID, Packet: packetID, Run: 1, Round: round,
-		Contributors: uint16(r.policy), RawLen: uint32(raw), WireLen: uint32(raw),
+		Policy: r.policy, RawLen: uint32(raw), WireLen: uint32(raw),
 	}
 }
 
@@ -115,10 +122,10 @@ func (r *rig) setRule(rule Rule) {
 	}
 }
 
-// end checks that nothing is lent but what the store holds.
+// end checks that all buffers are released, except those that the store holds.
 func (r *rig) end() {
 	r.t.Helper()
-	if lent, held := r.pool.Lent(), r.Held(); lent != held {
+	if lent, held := r.pool.Lent(), r.BufferCount(); lent != held {
 		r.t.Errorf("%d buffers are lent, the store holds %d", lent, held)
 	}
 }

@@ -11,24 +11,24 @@ import (
 	"fptps/gocore/wire"
 )
 
-// held is a contribution that has arrived and is not applied yet.
-type held struct {
+// pendingPush is a contribution that has arrived but is not applied yet.
+type pendingPush struct {
 	rank     int
-	header   wire.Header       // Packet is this one's
-	gradient *aggregate.Buffer // nil: there is none
+	header   wire.Header       // of this packet alone, even if it arrived as a run
+	gradient *aggregate.Buffer // nil for a skip
 	since    time.Time
 }
 
-// Reply is the value after a worker's round, for that worker.
+// Reply is the answer to a worker's round: the weights after it was applied.
 type Reply struct {
 	Rank int
 	aggregate.Sum
 }
 
-// Push takes the contribution h of worker rank to a tensor whose rounds are each worker's own: all policies but Sync. payload
-// and owned are as for aggregate.Table.Add. Those rounds that may be applied now, of this worker and of those that waited for
-// it, are, and their replies are appended to replies. What was there before changes nothing, and is answered where it says
-// that it was sent again. An error means that the peer breaks the protocol.
+// Push takes the contribution h of worker rank, for all policies but Sync: each worker counts its own rounds. payload and owned
+// are as for aggregate.Slots.Add. Push applies every round that need not wait any more, of this worker and of workers that
+// waited for it, and appends their replies to replies. A duplicate changes nothing and gets no reply. An error means that the
+// peer violates the protocol.
 func (s *Store) Push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer, replies []Reply) ([]Reply, error) {
 	if rank < 0 || rank >= s.workers {
 		if owned != nil {
@@ -43,7 +43,7 @@ func (s *Store) Push(rank int, h *wire.Header, payload []byte, owned *aggregate.
 		owned = s.pool.Get(len(payload))
 		copy(owned.Bytes, payload)
 	}
-	return s.push(held{rank, *h, owned, s.now}, replies)
+	return s.push(pendingPush{rank, *h, owned, s.now}, replies)
 }
 
 func (s *Store) pushEmpty(rank int, h *wire.Header, replies []Reply) ([]Reply, error) {
@@ -55,49 +55,45 @@ func (s *Store) pushEmpty(rank int, h *wire.Header, replies []Reply) ([]Reply, e
 			one.RawLen = h.RawLen
 		}
 		var err error
-		if replies, err = s.push(held{rank, one, nil, s.now}, replies); err != nil {
+		if replies, err = s.push(pendingPush{rank, one, nil, s.now}, replies); err != nil {
 			return replies, err
 		}
 	}
 	return replies, nil
 }
 
-// push takes one packet's contribution.
-func (s *Store) push(c held, replies []Reply) ([]Reply, error) {
+// push takes the contribution to one packet.
+func (s *Store) push(c pendingPush, replies []Reply) ([]Reply, error) {
 	h := &c.header
-	t, p, err := s.find(h, h.Policy())
+	t, p, err := s.find(h, h.Policy)
 	if err == nil && t.codec == wire.CodecRows && c.gradient != nil {
-		err = goodRows(h, c.gradient.Bytes)
+		err = checkRows(h, c.gradient.Bytes)
 	}
 	if err != nil {
 		c.drop()
 		return replies, err
 	}
-	at, waits := p.arrived[c.rank], p.waits(c.rank)
+	at, waits := p.arrived[c.rank], p.isWaiting(c.rank)
 	switch {
 	case h.Round <= at:
 		c.drop()
-		if h.Round == at && !waits && h.Flags&wire.FlagAgain != 0 {
-			replies = append(replies, p.reply(&c))
-		}
 		return replies, nil
 	case h.Round > at+1 || waits:
 		c.drop()
-		return replies, fmt.Errorf("tensor %d packet %d: round %d of worker %d arrives before round %d is answered", h.Tensor, h.Packet, h.Round, c.rank, h.Round-1)
+		return replies, fmt.Errorf("tensor %d packet %d: round %d of worker %d arrived before round %d was answered", h.Tensor, h.Packet, h.Round, c.rank, h.Round-1)
 	}
 	p.arrived[c.rank] = h.Round
 	p.waiting = append(p.waiting, c)
-	s.waits++
-	return s.advance(t, p, replies), nil
+	return s.advance(h.Tensor, t, p, replies), nil
 }
 
-// advance applies the contributions that need not wait any more, in the order of (round, rank), and then answers them.
-func (s *Store) advance(t *tensor, p *piece, replies []Reply) []Reply {
+// advance applies the contributions that need not wait any more, in the order of (round, rank), and then appends their replies.
+func (s *Store) advance(id uint32, t *tensor, p *packet, replies []Reply) []Reply {
 	due := uint64(math.MaxUint64)
 	if t.policy != wire.Async {
 		due = slices.Min(p.arrived) + t.policy.Delay()
 	}
-	slices.SortFunc(p.waiting, func(a, b held) int {
+	slices.SortFunc(p.waiting, func(a, b pendingPush) int {
 		return cmp.Or(cmp.Compare(a.header.Round, b.header.Round), cmp.Compare(a.rank, b.rank))
 	})
 	n := 0
@@ -109,11 +105,15 @@ func (s *Store) advance(t *tensor, p *piece, replies []Reply) []Reply {
 		replies = append(replies, p.reply(&p.waiting[i]))
 	}
 	p.waiting = slices.Delete(p.waiting, 0, n)
-	s.waits -= n
+	if len(p.waiting) > 0 {
+		s.waiting[p] = id
+	} else {
+		delete(s.waiting, p)
+	}
 	return replies
 }
 
-func (s *Store) apply(t *tensor, p *piece, c *held) {
+func (s *Store) apply(t *tensor, p *packet, c *pendingPush) {
 	if c.header.Flags&wire.FlagLearningRate != 0 {
 		p.rate = float64(c.header.LearningRate)
 	}
@@ -125,10 +125,10 @@ func (s *Store) apply(t *tensor, p *piece, c *held) {
 	}
 }
 
-// reply gives the value to a worker.
-func (p *piece) reply(c *held) Reply {
+// reply makes the reply to a contribution.
+func (p *packet) reply(c *pendingPush) Reply {
 	h := c.header
-	h.Kind, h.Flags, h.LearningRate, h.Ahead, h.Contributors = wire.Sum, 0, 0, 0, 1
+	h.Kind, h.Flags, h.LearningRate, h.Ahead, h.Policy, h.Contributors = wire.Sum, 0, 0, 0, 0, 1
 	if h.Codec == wire.CodecRows {
 		h.RawLen, h.WireLen = wire.PacketBytes, 0
 		return Reply{c.rank, aggregate.Sum{Header: h}}
@@ -138,7 +138,7 @@ func (p *piece) reply(c *held) Reply {
 	return Reply{c.rank, aggregate.Sum{Header: h, Buffer: p.value}}
 }
 
-func (p *piece) waits(rank int) bool {
+func (p *packet) isWaiting(rank int) bool {
 	for i := range p.waiting {
 		if p.waiting[i].rank == rank {
 			return true
@@ -147,40 +147,48 @@ func (p *piece) waits(rank int) bool {
 	return false
 }
 
-func (c *held) drop() {
+func (c *pendingPush) drop() {
 	if c.gradient != nil {
 		c.gradient.Release()
 	}
 }
 
-// Tick tells the store what time it is, about once a second, and returns the rounds that have waited for slower workers for
-// aggregate.StallAfter, at most once in that time.
+// maxLooks bounds the packets that one Tick inspects, so that a Tick is short in a large model too.
+const maxLooks = 1024
+
+// Tick sets the time; the caller calls it about once a second. It returns rounds that have waited for slower workers for
+// aggregate.StallAfter, at most once in that time, of maxLooks packets at most.
 func (s *Store) Tick(now time.Time) []aggregate.Stall {
 	s.now = now
-	if s.waits == 0 || now.Sub(s.told) < aggregate.StallAfter {
+	if len(s.waiting) == 0 || now.Sub(s.stallsReported) < aggregate.StallAfter {
 		return nil
 	}
 	var stalls []aggregate.Stall
-	for id, t := range s.tensors {
-		for _, p := range t.pieces {
-			for i := range p.waiting {
-				if c := &p.waiting[i]; now.Sub(c.since) >= aggregate.StallAfter {
-					stalls = note(stalls, id, c, p.behind(c.header.Round-t.policy.Delay()))
-				}
+	looks := 0
+	for p, id := range s.waiting { // in another order each time
+		if looks++; looks > maxLooks {
+			break
+		}
+		for i := range p.waiting {
+			if c := &p.waiting[i]; now.Sub(c.since) >= aggregate.StallAfter {
+				stalls = addStall(stalls, id, c, p.ranksBehind(c.header.Round-s.tensors[id].policy.Delay()))
 			}
 		}
+	}
+	for _, stall := range stalls {
+		slices.Sort(stall.Missing)
 	}
 	slices.SortFunc(stalls, func(a, b aggregate.Stall) int {
 		return cmp.Or(cmp.Compare(a.Tensor, b.Tensor), cmp.Compare(a.Waiting[0], b.Waiting[0]))
 	})
 	if stalls != nil {
-		s.told = now
+		s.stallsReported = now
 	}
 	return stalls
 }
 
-// behind lists the workers whose rounds have not come to round.
-func (p *piece) behind(round uint64) (ranks []int) {
+// ranksBehind lists the workers that have not reached round.
+func (p *packet) ranksBehind(round uint64) (ranks []int) {
 	for rank, at := range p.arrived {
 		if at < round {
 			ranks = append(ranks, rank)
@@ -189,8 +197,8 @@ func (p *piece) behind(round uint64) (ranks []int) {
 	return ranks
 }
 
-// note adds the stall of one packet to those of its tensor and worker.
-func note(stalls []aggregate.Stall, tensor uint32, c *held, missing []int) []aggregate.Stall {
+// addStall merges the stall of one packet into the entry of its tensor and worker.
+func addStall(stalls []aggregate.Stall, tensor uint32, c *pendingPush, missing []int) []aggregate.Stall {
 	i := slices.IndexFunc(stalls, func(s aggregate.Stall) bool { return s.Tensor == tensor && s.Waiting[0] == c.rank })
 	if i < 0 {
 		return append(stalls, aggregate.Stall{Tensor: tensor, Round: c.header.Round, Missing: missing, Waiting: []int{c.rank}})

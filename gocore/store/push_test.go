@@ -11,15 +11,15 @@ import (
 	"fptps/gocore/wire"
 )
 
-// pushed is a push, of which the store is not to complain; nil values are a skip.
-func (r *rig) pushed(t *testing.T, rank int, round uint64, values []float64, flags ...uint8) []Reply {
+// pushed pushes and fails the test on an error; nil values are a skip.
+func (r *rig) pushed(t *testing.T, rank int, round uint64, values []float64) []Reply {
 	t.Helper()
 	h, payload, owned := r.contribution(round, 0), []byte(nil), (*aggregate.Buffer)(nil)
 	switch {
 	case values == nil:
 		h.Kind, h.WireLen = wire.Empty, 0
-		h.RawLen = uint32(len(r.tensors[tensorID].pieces[packetID].value.Bytes))
-	case rank%2 == 0: // some arrive in a buffer of the pool, some lie in the caller's array
+		h.RawLen = uint32(len(r.tensors[tensorID].packets[packetID].value.Bytes))
+	case rank%2 == 0: // some arrive in a buffer of the pool, others in the caller's array
 		owned = r.owned(values)
 		payload = owned.Bytes
 	default:
@@ -28,9 +28,6 @@ func (r *rig) pushed(t *testing.T, rank int, round uint64, values []float64, fla
 	if values != nil {
 		h.RawLen, h.WireLen = uint32(len(payload)), uint32(len(payload))
 	}
-	for _, f := range flags {
-		h.Flags |= f
-	}
 	replies, err := r.Push(rank, h, payload, owned, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -38,9 +35,9 @@ func (r *rig) pushed(t *testing.T, rank int, round uint64, values []float64, fla
 	return replies
 }
 
-// ledger is the second version of the policies: which rounds of which worker a value holds. A push of worker w in a round adds
-// 1 to element w and a number that only this push has to element workers+w, so that a value tells which pushes are in it: those
-// of the first so many rounds of each worker, each once, or nonsense.
+// ledger is the reference for the policies: it decodes from a value the rounds of each worker that were applied to it. A push of worker w
+// adds 1 to element w and a number unique to the push to element workers+w. So a value shows whether it holds exactly the first
+// n rounds of each worker, each once.
 type ledger struct {
 	t       *testing.T
 	workers int
@@ -56,7 +53,7 @@ func (l ledger) push(rank int, round uint64) []float64 {
 	return values
 }
 
-// rounds reads a value.
+// rounds decodes a value: the number of rounds of each worker.
 func (l ledger) rounds(values []float64) []uint64 {
 	l.t.Helper()
 	clock := make([]uint64, l.workers)
@@ -73,8 +70,7 @@ func (l ledger) rounds(values []float64) []uint64 {
 	return clock
 }
 
-// TestPolicies drives workers, each a round at a time, through random interleavings with repetitions, and holds what the store
-// answers against what the policy promises.
+// Workers that push one round at a time run in random order, with duplicates. Every reply must be one that the policy allows.
 func TestPolicies(t *testing.T) {
 	for _, policy := range []wire.Policy{wire.Async, wire.Bounded(0), wire.Bounded(1), wire.Bounded(3)} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -95,27 +91,19 @@ func playPolicy(t *testing.T, policy wire.Policy, rng *rand.Rand) {
 		rank := rng.IntN(workers)
 		again := rng.IntN(4) == 0 && sent[rank] > 0
 		if !again && (sent[rank] > answered[rank] || sent[rank] == rounds) {
-			continue // it waits for its reply, or has come to the end
+			continue // it waits for its reply, or has finished
 		}
-		var flags []uint8
-		if again {
-			flags = append(flags, wire.FlagAgain)
-		} else {
+		if !again {
 			sent[rank]++
 		}
-		replies := r.pushed(t, rank, sent[rank], l.push(rank, sent[rank]), flags...)
-		if again {
-			if got, want := len(replies), int(answered[rank]+1-sent[rank]); got != want {
-				t.Fatalf("a repetition of what was answered %v gets %d replies", want, got)
-			}
+		replies := r.pushed(t, rank, sent[rank], l.push(rank, sent[rank]))
+		if again && len(replies) > 0 {
+			t.Fatalf("a repetition gets %d replies", len(replies))
 		}
 		for i := range replies {
 			reply := &replies[i]
 			clock := l.rounds(r.values(reply.Buffer.Bytes))
 			reply.Buffer.Release()
-			if again {
-				continue
-			}
 			answered[reply.Rank]++
 			if h := reply.Header; h.Round != answered[reply.Rank] || h.Kind != wire.Sum || h.Contributors != 1 || h.WireLen != h.RawLen {
 				t.Fatalf("round %d of worker %d is answered by %+v", answered[reply.Rank], reply.Rank, h)
@@ -127,7 +115,7 @@ func playPolicy(t *testing.T, policy wire.Policy, rng *rand.Rand) {
 				t.Fatalf("a value whose rounds are %d apart: %v", apart, clock)
 			}
 		}
-		for rank := range sent { // held no longer than needed: nobody waits for workers that are near enough
+		for rank := range sent { // no reply is late: nobody waits for workers within the bound
 			if waits, needed := sent[rank] > answered[rank], policy != wire.Async && sent[rank] > slices.Min(sent)+policy.Delay(); waits != needed {
 				t.Fatalf("worker %d of %v waits: %v", rank, sent, waits)
 			}
@@ -156,11 +144,11 @@ func TestSkipsAdvanceTheClock(t *testing.T) {
 	r.end()
 }
 
-// Pushes that are released together are applied in the order of their rounds, then ranks, whatever the order in which they
-// came; the value that all of them get has all of them. With Adagrad the order matters.
-func TestReleasedTogether(t *testing.T) {
+// Pushes that may be applied at the same moment are applied in the order of (round, rank), not of arrival, and all of them get
+// the value after the last. With Adagrad the order matters.
+func TestPushesAppliedTogether(t *testing.T) {
 	rule := Rule{Kind: Adagrad, Rate: 1, Eps: 1e-10}
-	want := dumb{rule: rule, weight: 10}
+	want := reference{rule: rule, weight: 10}
 	gradients := []float64{1, 2, 3}
 	for _, g := range gradients {
 		want.step(g, rule.Rate)
@@ -186,7 +174,7 @@ func TestReleasedTogether(t *testing.T) {
 	}
 }
 
-// The learning rate comes with rank 0's push and holds for everyone's after it.
+// The learning rate arrives with a push of rank 0 and applies to all later pushes.
 func TestLearningRateOfPushes(t *testing.T) {
 	r := newRig(t, 2, wire.Async, wire.Float64, []float64{10})
 	r.setRule(Rule{Kind: SGD, Rate: 1})
@@ -212,7 +200,7 @@ func TestLearningRateOfPushes(t *testing.T) {
 	r.end()
 }
 
-// No reply changes after it was handed out, however long its receiver takes.
+// A reply does not change after it was handed out, however slow its receiver is.
 func TestRepliesAreNotTorn(t *testing.T) {
 	for _, rule := range []*Rule{nil, {Kind: SGD, Rate: 1, Momentum: 0.9}, {Kind: Adam, Rate: 1, Betas: [2]float64{0.9, 0.999}, Eps: 1}} {
 		for _, dtype := range []wire.DType{wire.Float32, wire.Float16} {
@@ -237,16 +225,16 @@ func TestRepliesAreNotTorn(t *testing.T) {
 	}
 }
 
-// What no worker of ours sends is refused, and costs nothing.
+// Contributions that no correct worker sends are refused; the store and the pool stay as they were.
 func TestPushIsRefused(t *testing.T) {
-	for what, change := range map[string]func(rank *int, h *wire.Header){
+	for name, change := range map[string]func(rank *int, h *wire.Header){
 		"a rank beyond":       func(rank *int, h *wire.Header) { *rank = 2 },
 		"no rank":             func(rank *int, h *wire.Header) { *rank = -1 },
 		"a round too far":     func(rank *int, h *wire.Header) { h.Round = 2 },
 		"another tensor":      func(rank *int, h *wire.Header) { h.Tensor++ },
 		"another packet":      func(rank *int, h *wire.Header) { h.Packet++ },
 		"another type":        func(rank *int, h *wire.Header) { h.DType = wire.Int32 },
-		"another consistency": func(rank *int, h *wire.Header) { h.Contributors = uint16(wire.Bounded(2)) },
+		"another consistency": func(rank *int, h *wire.Header) { h.Policy = wire.Bounded(2) },
 		"another length":      func(rank *int, h *wire.Header) { h.RawLen += 4 },
 	} {
 		for _, kind := range []wire.Kind{wire.Contrib, wire.Empty} {
@@ -262,17 +250,17 @@ func TestPushIsRefused(t *testing.T) {
 				payload = buffer.Bytes
 			}
 			if replies, err := r.Push(rank, h, payload, buffer, nil); err == nil || replies != nil {
-				t.Errorf("%s: %d replies, error %v", what, len(replies), err)
+				t.Errorf("%s: %d replies, error %v", name, len(replies), err)
 			}
 			if clock := r.Clock(tensorID); !slices.Equal(clock, []uint64{0, 0}) {
-				t.Errorf("%s: the clock is %v", what, clock)
+				t.Errorf("%s: the clock is %v", name, clock)
 			}
 			r.end()
 		}
 	}
 }
 
-// A worker that does not wait for its reply breaks the protocol, and what it sends costs nothing.
+// A worker that does not wait for its reply violates the protocol; the store and the pool stay as they were.
 func TestOneRoundAtATime(t *testing.T) {
 	r := newRig(t, 2, wire.Bounded(0), wire.Float32, []float64{1})
 	r.pushed(t, 0, 1, []float64{1})
@@ -282,8 +270,8 @@ func TestOneRoundAtATime(t *testing.T) {
 	r.end()
 }
 
-// Whoever waits is told whom for, after a second and no oftener than every second; each packet adds whom it misses.
-func TestStallsAreTold(t *testing.T) {
+// A stall names the missing workers of all packets. It is reported after a second, and at most once a second.
+func TestStallsAreReported(t *testing.T) {
 	now := time.Time{}
 	r := newRig(t, 4, wire.Bounded(1), wire.Float32, []float64{1})
 	for _, rank := range []int{0, 1, 3} {
@@ -311,7 +299,7 @@ func TestStallsAreTold(t *testing.T) {
 	r.end()
 }
 
-// Steady updates allocate nothing.
+// Once the pool has grown, updates do not allocate.
 func TestUpdatesAllocateNothing(t *testing.T) {
 	values := make([]float64, 1000)
 	for _, rule := range append([]Rule{{}}, rules...) {

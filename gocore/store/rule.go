@@ -11,7 +11,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// The kinds of rules, by torch.optim's names.
+// The kinds of rules, named as in torch.optim.
 const (
 	SGD     = "SGD"
 	Adam    = "Adam"
@@ -19,11 +19,11 @@ const (
 	Adagrad = "Adagrad"
 )
 
-// maxStates is the most arrays of state that a rule keeps beside the weights.
+// maxStates is the largest number of state arrays of any rule.
 const maxStates = 2
 
-// Rule is an optimiser with its hyper-parameters, named as in torch.optim; those that its kind does not have are zero. It
-// travels as JSON.
+// Rule is an optimiser with its hyper-parameters, named as in torch.optim. Hyper-parameters that its kind does not have are
+// zero. It is sent as JSON.
 type Rule struct {
 	Kind        string     `json:"kind"`
 	Rate        float64    `json:"lr"`
@@ -36,7 +36,7 @@ type Rule struct {
 	Initial     float64    `json:"initial_accumulator_value,omitempty"` // Adagrad
 }
 
-// ParseRule reads and checks a rule. Its errors are Value errors.
+// ParseRule decodes and validates a rule. Its errors are Value errors.
 func ParseRule(text []byte) (Rule, error) {
 	var r Rule
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -44,23 +44,23 @@ func ParseRule(text []byte) (Rule, error) {
 	if err := decoder.Decode(&r); err != nil {
 		return Rule{}, fault.New(fault.Value, "an optimiser that this node cannot read: %v", err)
 	}
-	if wrong := r.wrong(); wrong != "" {
-		return Rule{}, fault.New(fault.Value, "optimiser %s: %s", r.Kind, wrong)
+	if problem := r.problem(); problem != "" {
+		return Rule{}, fault.New(fault.Value, "optimiser %s: %s", r.Kind, problem)
 	}
 	return r, nil
 }
 
-// Text is the rule as ParseRule reads it.
+// Text encodes the rule for ParseRule.
 func (r Rule) Text() []byte {
 	text, err := json.Marshal(r)
 	if err != nil {
-		panic(fmt.Sprintf("store: %v", err)) // only NaN and Inf have no JSON, and ParseRule lets none in
+		panic(fmt.Sprintf("store: %v", err)) // only NaN and Inf have no JSON, and ParseRule accepts neither
 	}
 	return text
 }
 
-// wrong says what is wrong with the rule, "" if nothing.
-func (r *Rule) wrong() string {
+// problem describes why the rule is invalid; "" if it is valid.
+func (r *Rule) problem() string {
 	switch r.Kind {
 	case SGD, Adam, AdamW, Adagrad:
 	default:
@@ -69,15 +69,15 @@ func (r *Rule) wrong() string {
 	if !wire.GoodLearningRate(r.Rate) {
 		return fmt.Sprintf("lr=%v: a float32 number, 0 or more, is expected", r.Rate)
 	}
-	for _, of := range []struct {
+	for _, field := range []struct {
 		name  string
 		value float64
 	}{
 		{"momentum", r.Momentum}, {"weight_decay", r.WeightDecay}, {"eps", r.Eps}, {"lr_decay", r.RateDecay},
 		{"initial_accumulator_value", r.Initial},
 	} {
-		if !(of.value >= 0 && of.value <= math.MaxFloat32) {
-			return fmt.Sprintf("%s=%v: a number, 0 or more, is expected", of.name, of.value)
+		if !(field.value >= 0 && field.value <= math.MaxFloat32) {
+			return fmt.Sprintf("%s=%v: a number, 0 or more, is expected", field.name, field.value)
 		}
 	}
 	for _, beta := range r.Betas {
@@ -91,9 +91,9 @@ func (r *Rule) wrong() string {
 	return ""
 }
 
-// states is the number of arrays of state that the rule keeps: SGD its momentum, Adam the means of gradients and of their
+// stateCount is the number of the rule's state arrays: SGD has the momentum, Adam the means of the gradients and of their
 // squares, Adagrad the sum of squares. A nil rule has none.
-func (r *Rule) states() int {
+func (r *Rule) stateCount() int {
 	switch {
 	case r == nil || r.Kind == SGD && r.Momentum == 0:
 		return 0
@@ -103,14 +103,14 @@ func (r *Rule) states() int {
 	return 1
 }
 
-// fill gives a state its first value.
+// fill sets a state array to its initial value.
 func (r *Rule) fill(d wire.DType, state []byte) {
 	if r.Initial != 0 {
 		reduce.Fill(d, state, r.Initial)
 	}
 }
 
-// step sets dst to the weights after one more step with gradient, which it may overwrite. dst may be either of the others.
+// step sets dst to the weights after one step with gradient. It may overwrite gradient; dst may be gradient or weights.
 // The equations, and the order of the operations, are those of torch.optim (PyTorch 2.x, one tensor at a time, maximize and
 // dampening off):
 //
@@ -119,7 +119,7 @@ func (r *Rule) fill(d wire.DType, state []byte) {
 //   - Adam: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1. AdamW: Loshchilov and Hutter,
 //     "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 //   - Adagrad: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning" (2011), with a diagonal matrix.
-func (r *Rule) step(d wire.DType, dst, gradient, weights []byte, p *piece) {
+func (r *Rule) step(d wire.DType, dst, gradient, weights []byte, p *weights) {
 	if r.WeightDecay != 0 && r.Kind != AdamW {
 		reduce.Combine(d, gradient, gradient, weights, r.WeightDecay)
 	}

@@ -11,15 +11,15 @@ import (
 	"fptps/gocore/wire"
 )
 
-// dumb is the second version of all optimisers: one weight, float64, as the papers and PyTorch's documentation write them,
-// with the bias-corrected moments that the store's order of operations never forms.
-type dumb struct {
+// reference is the model for all optimisers: one weight in float64, with the equations of the papers and of PyTorch's
+// documentation. It computes the bias-corrected moments, which the store's order of operations avoids.
+type reference struct {
 	rule                            Rule
 	weight, velocity, mean, squares float64
 	steps                           int
 }
 
-func (d *dumb) step(g, rate float64) {
+func (d *reference) step(g, rate float64) {
 	d.steps++
 	r, t := d.rule, float64(d.steps)
 	if r.Kind == AdamW {
@@ -66,15 +66,15 @@ var rules = []Rule{
 	{Kind: Adagrad, Rate: 0.1, Eps: 1e-10, RateDecay: 0.1, WeightDecay: 0.1, Initial: 0.5},
 }
 
-// rounding is what 100 steps may differ by from exact arithmetic, as a part of the largest weight. A step rounds up to ten times,
-// each time by at most 2^-24 (2^-53) of numbers of the weights' size or less. The errors add up by chance, not in one direction:
-// sqrt(1000) roundings, 32, and half as much again for the worst of all elements. A 16-bit float is rounded once more as it is
-// sent.
+// rounding bounds the difference between 100 steps and exact arithmetic, relative to the largest weight. A step rounds up to ten
+// times, each time by at most 2^-24 (2^-53) of a number no larger than the weights. The errors are independent, so they grow as
+// the square root: sqrt(1000) = 32 roundings, and half as much again for the worst element. A 16-bit float is rounded once more
+// when it is sent.
 var rounding = map[wire.DType]float64{
 	wire.Float32: 50 * 0x1p-24, wire.Float64: 50 * 0x1p-53, wire.Float16: 0x1p-11 + 50*0x1p-24, wire.BFloat16: 0x1p-8 + 50*0x1p-24,
 }
 
-// TestHundredSteps: every optimiser, on every type, with a rate that changes on the way and again to another.
+// Every optimiser on every type, with a learning rate that changes twice.
 func TestHundredSteps(t *testing.T) {
 	const elements = 203
 	for i, rule := range rules {
@@ -84,9 +84,9 @@ func TestHundredSteps(t *testing.T) {
 				weights := normal(rng, elements)
 				r := newRig(t, 2, wire.Sync, dtype, weights)
 				r.setRule(rule)
-				second := make([]dumb, elements)
+				second := make([]reference, elements)
 				for e, w := range r.values(r.bytes(weights)) {
-					second[e] = dumb{rule: rule, weight: w}
+					second[e] = reference{rule: rule, weight: w}
 				}
 				largest, worst, rate := 0.0, 0.0, rule.Rate
 				for round := uint64(1); round <= 100; round++ {
@@ -121,7 +121,7 @@ func normal(rng *rand.Rand, n int) []float64 {
 	return values
 }
 
-// A rule of the same kind keeps the state and counts on; another starts anew.
+// A rule of the same kind keeps the state and the step count; another kind resets both.
 func TestSetRuleAgain(t *testing.T) {
 	momentum := Rule{Kind: SGD, Rate: 0.5, Momentum: 0.5}
 	faster := Rule{Kind: SGD, Rate: 1, Momentum: 0.25}
@@ -149,7 +149,7 @@ func TestSetRuleIsRefused(t *testing.T) {
 	plain.complete(1, []float64{1}, nil)
 	own := newRig(t, 2, wire.Async, wire.Float32, []float64{1})
 	own.pushed(t, 1, 1, []float64{1})
-	for what, tc := range map[string]struct {
+	for name, tc := range map[string]struct {
 		err  error
 		says string
 	}{
@@ -159,12 +159,12 @@ func TestSetRuleIsRefused(t *testing.T) {
 		"integers":      {newRig(t, 2, wire.Sync, wire.Int64, []float64{1}).SetRule(tensorID, sgd), "int64"},
 	} {
 		if tc.err == nil || !strings.Contains(tc.err.Error(), tc.says) {
-			t.Errorf("%s: error %v, expected one about %q", what, tc.err, tc.says)
+			t.Errorf("%s: error %v, expected one about %q", name, tc.err, tc.says)
 		}
 	}
 }
 
-func TestRuleComesBack(t *testing.T) {
+func TestRuleRoundTrip(t *testing.T) {
 	for _, rule := range rules {
 		if back, err := ParseRule(rule.Text()); err != nil || back != rule {
 			t.Errorf("%+v came back as %+v, error %v", rule, back, err)
@@ -189,7 +189,7 @@ var wrongRules = map[string]string{
 	``:   "read",
 }
 
-func TestWrongRulesAreRefused(t *testing.T) {
+func TestInvalidRulesAreRefused(t *testing.T) {
 	for text, says := range wrongRules {
 		if _, err := ParseRule([]byte(text)); fault.CodeOf(err) != fault.Value || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: error %v, expected one about %q", text, err, says)

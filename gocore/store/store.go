@@ -1,9 +1,9 @@
-// Package store keeps the weights of the tensors that an aggregator sums, packet by packet: it applies sums and pushes to
-// them by an optimiser's rule, and says when a push may be applied. It is pure: contributions go in, replies come out.
+// Package store keeps the weights of the tensors that an aggregator sums, packet by packet. It applies sums and pushes by an
+// optimiser's rule, and decides when a push may be applied. It is pure: contributions go in, replies come out.
 //
-// A packet's weights lie in the buffer that is sent out. No buffer is written after it was handed out: the new weights are
-// made in the buffer of the gradient, which nobody else holds, and the old ones go back to the pool when their last reply has
-// left. So no update tears a reply, and nothing is copied.
+// A packet's weights lie in the buffer that is sent. No buffer is written after it was handed out: an update writes the new
+// weights into the gradient's buffer, which the store alone holds, and the old weights' buffer returns to the pool after their
+// last reply has left. So no reply is torn, and nothing is copied.
 package store
 
 import (
@@ -19,49 +19,56 @@ import (
 
 // Store holds the weights of one aggregator. It is not safe for concurrent use.
 type Store struct {
-	workers int
-	pool    *aggregate.Pool
-	tensors map[uint32]*tensor
-	waits   int // contributions that wait for slower workers
-	now     time.Time
-	told    time.Time
-	scratch [2 * wire.PacketBytes]byte // a packet of 16-bit floats as float32
+	workers        int
+	pool           *aggregate.Pool
+	tensors        map[uint32]*tensor
+	waiting        map[*packet]uint32 // packets with contributions that wait for slower workers, and their tensors
+	now            time.Time
+	stallsReported time.Time
+	scratch        [2 * wire.PacketBytes]byte // one packet of 16-bit floats, widened to float32
 }
 
-// tensor is what all packets of a tensor share.
+// tensor holds what its packets have in common.
 type tensor struct {
-	policy wire.Policy
-	dtype  wire.DType
-	codec  wire.Codec
-	rule   *Rule // nil: sums are handed on as they are (Sync), or pushes are added
-	pieces map[uint32]*piece
-	before []uint64 // what the clock of each worker had when Resume was called, less its rounds since round 0; nil: nothing
+	policy      wire.Policy
+	dtype       wire.DType
+	codec       wire.Codec
+	rule        *Rule // nil: sums are passed on unchanged (Sync), or pushes are added
+	packets     map[uint32]*packet
+	clockOffset []uint64 // added to each worker's clock since Resume; nil before
 }
 
-// piece is one packet of a tensor.
-type piece struct {
-	value  *aggregate.Buffer // what is sent; nil once this is known to be a plain sum
-	master []byte            // of a Wide type the value in float32, nil before the first update; else nil
-	state  [maxStates][]byte // the optimiser's, as many as the rule has, nil before the first update
+// packet is the state of one packet of a tensor. Its value is the initial value until the first round, then the weights or,
+// in a table that is a plain sum, the last sum; other plain sums have none then.
+type packet struct {
+	value    *aggregate.Buffer // as it is sent; nil: zeros, or none
+	zeros    uint32            // the bytes of a value that is zeros and has no buffer; else 0
+	round    uint64            // Sync: the last applied round
+	*weights                   // nil in a plain sum, which most models are made of
+}
+
+// weights is what a packet has besides its value if pushes update it.
+type weights struct {
+	master []byte            // for a wide type the weights in float32, nil before the first update
+	state  [maxStates][]byte // the optimiser's arrays, nil before the first update
 	rate   float64           // the learning rate
 	steps  uint64            // updates since the rule was set
 
-	round   uint64   // Sync: the round that was applied last
-	arrived []uint64 // else: each worker's round that arrived last
-	waiting []held   // of those the ones that are not applied yet, at most one of each worker
+	arrived []uint64      // Bounded and Async: the last round that arrived from each worker
+	waiting []pendingPush // those of arrived that are not applied yet, at most one per worker
 }
 
-// New makes an empty store of an aggregator for so many workers. now is the time, until Tick tells the next.
+// New makes an empty store for a cluster of the given number of workers. now is the current time; Tick updates it.
 func New(workers int, pool *aggregate.Pool, now time.Time) *Store {
-	return &Store{workers: workers, pool: pool, tensors: map[uint32]*tensor{}, now: now, told: now}
+	return &Store{workers: workers, pool: pool, tensors: map[uint32]*tensor{}, waiting: map[*packet]uint32{}, now: now, stallsReported: now}
 }
 
-// Complete takes the sum of all workers' contributions and makes it what they receive: the weights, where the tensor has a
-// rule. Round 0 is the initial value. On an error the sum is no more.
+// Complete takes the sum of all workers' contributions and replaces it by the reply: the new weights if the tensor has a
+// rule, else the sum itself. Round 0 sets the initial value, and its reply is empty. After an error the sum is released.
 func (s *Store) Complete(sum *aggregate.Sum) error {
 	h := &sum.Header
 	if h.Round == 0 {
-		s.begin(sum)
+		s.initPacket(sum)
 		return nil
 	}
 	t, p, err := s.find(h, sum.Policy)
@@ -82,7 +89,7 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 	case t.codec == wire.CodecRows:
 		s.completeRows(t, p, sum)
 	case t.rule == nil:
-		p.forget()
+		p.dropInitial()
 	case h.Flags&wire.FlagClash == 0:
 		if sum.Buffer != nil {
 			s.update(t, p, sum.Buffer)
@@ -93,54 +100,92 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 	return nil
 }
 
-// begin keeps the initial value of a packet.
-func (s *Store) begin(sum *aggregate.Sum) {
+// initPacket stores the initial value of a packet. Zeros take no memory.
+func (s *Store) initPacket(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
 	if t == nil {
-		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, pieces: map[uint32]*piece{}}
+		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
 		s.tensors[h.Tensor] = t
 	}
-	p := &piece{value: sum.Buffer}
+	p := &packet{value: sum.Buffer}
 	if p.value == nil {
-		p.value = s.pool.Get(int(h.RawLen))
-		clear(p.value.Bytes)
-	} else if h.Codec != wire.CodecRows {
-		p.value.Retain(1)
-	} else {
-		sum.Buffer, h.WireLen = nil, 0
+		p.zeros = h.RawLen
 	}
+	sum.Buffer, h.WireLen = nil, 0
 	if sum.Policy != wire.Sync {
+		s.keep(p)
 		p.arrived = make([]uint64, s.workers)
 	}
-	t.pieces[h.Packet] = p
+	t.packets[h.Packet] = p
 }
 
-// find gives a packet to which such a contribution is possible.
-func (s *Store) find(h *wire.Header, policy wire.Policy) (*tensor, *piece, error) {
-	t := s.tensors[h.Tensor]
-	if t == nil || t.pieces[h.Packet] == nil {
-		return nil, nil, fmt.Errorf("tensor %d packet %d: a push before it was initialised", h.Tensor, h.Packet)
+// keep makes p's value weights, which pushes update.
+func (s *Store) keep(p *packet) {
+	if p.weights == nil {
+		p.weights = &weights{}
 	}
-	p := t.pieces[h.Packet]
+	if p.value == nil {
+		p.value, p.zeros = s.newZeros(p.zeros), 0
+	}
+}
+
+func (s *Store) newZeros(n uint32) *aggregate.Buffer {
+	b := s.pool.Get(int(n))
+	clear(b.Bytes)
+	return b
+}
+
+// Value gives the value of a packet of a tensor that is no table, in a buffer that the caller has to release.
+func (s *Store) Value(id, number uint32) (wire.DType, *aggregate.Buffer, error) {
+	t := s.tensors[id]
+	if t == nil || t.codec == wire.CodecRows || !t.packets[number].hasValue() {
+		return 0, nil, fmt.Errorf("tensor %d packet %d: a value that is not here is wanted", id, number)
+	}
+	p := t.packets[number]
+	if p.value == nil {
+		return t.dtype, s.newZeros(p.zeros), nil
+	}
+	p.value.Retain(1)
+	return t.dtype, p.value, nil
+}
+
+func (p *packet) hasValue() bool { return p != nil && (p.value != nil || p.zeros > 0) }
+
+// find returns the packet that a contribution is for, or an error if the two do not match.
+func (s *Store) find(h *wire.Header, policy wire.Policy) (*tensor, *packet, error) {
+	t := s.tensors[h.Tensor]
+	if t == nil || t.packets[h.Packet] == nil {
+		return nil, nil, fmt.Errorf("tensor %d packet %d: a push before its init", h.Tensor, h.Packet)
+	}
+	p := t.packets[h.Packet]
 	if t.dtype != h.DType || t.policy != policy || t.codec != h.Codec ||
-		t.codec == wire.CodecPlain && p.value != nil && len(p.value.Bytes) != int(h.RawLen) {
+		t.codec == wire.CodecPlain && p.hasValue() && p.bytes() != int(h.RawLen) {
 		return nil, nil, fmt.Errorf("tensor %d packet %d: %d bytes of %v, codec %d, %v, but it is of %v, codec %d, %v",
 			h.Tensor, h.Packet, h.RawLen, h.DType, h.Codec, policy, t.dtype, t.codec, t.policy)
 	}
 	return t, p, nil
 }
 
-// forget ends the keeping of a plain sum's initial value.
-func (p *piece) forget() {
+// bytes is the size of the value.
+func (p *packet) bytes() int {
+	if p.value == nil {
+		return int(p.zeros)
+	}
+	return len(p.value.Bytes)
+}
+
+// dropInitial releases the initial value, which a plain sum does not need after round 0.
+func (p *packet) dropInitial() {
+	p.zeros = 0
 	if p.value != nil {
 		p.value.Release()
 		p.value = nil
 	}
 }
 
-// update applies a gradient, or adds a push, to a packet. It takes gradient over.
-func (s *Store) update(t *tensor, p *piece, gradient *aggregate.Buffer) {
+// update applies a gradient to a packet, or adds a push. It takes ownership of gradient.
+func (s *Store) update(t *tensor, p *packet, gradient *aggregate.Buffer) {
 	p.steps++
 	old := p.value
 	switch {
@@ -150,31 +195,31 @@ func (s *Store) update(t *tensor, p *piece, gradient *aggregate.Buffer) {
 		reduce.Add(t.dtype, gradient.Bytes, old.Bytes)
 		p.value = gradient
 	default:
-		p.ready(t)
-		t.rule.step(t.dtype, gradient.Bytes, gradient.Bytes, old.Bytes, p)
+		p.allocateState(t)
+		t.rule.step(t.dtype, gradient.Bytes, gradient.Bytes, old.Bytes, p.weights)
 		p.value = gradient
 	}
 	old.Release()
 }
 
-// updateWide does it in float32, so that small steps are not lost, and gives the value that is sent.
-func (s *Store) updateWide(t *tensor, p *piece, gradient *aggregate.Buffer) *aggregate.Buffer {
-	p.ready(t)
+// updateWide updates in float32, so that small steps are not rounded away, and returns the value to send.
+func (s *Store) updateWide(t *tensor, p *packet, gradient *aggregate.Buffer) *aggregate.Buffer {
+	p.allocateState(t)
 	if t.rule == nil {
 		reduce.AddWide(t.dtype, p.master, gradient.Bytes)
 	} else {
 		wide := s.scratch[:len(p.master)]
 		reduce.Widen(t.dtype, wide, gradient.Bytes)
-		t.rule.step(wire.Float32, p.master, wide, p.master, p)
+		t.rule.step(wire.Float32, p.master, wide, p.master, p.weights)
 	}
-	gradient.Release() // whose memory is of the size of a sum in float32
+	gradient.Release() // it cannot become the value: its memory has the size of a float32 sum
 	value := s.pool.Get(len(p.value.Bytes))
 	reduce.Narrow(t.dtype, value.Bytes, p.master)
 	return value
 }
 
-// ready makes what the first update of a packet needs.
-func (p *piece) ready(t *tensor) {
+// allocateState allocates the arrays that the first update of a packet needs.
+func (p *packet) allocateState(t *tensor) {
 	d, weights := t.dtype, p.value.Bytes
 	if reduce.Wide(d) {
 		if p.master == nil {
@@ -183,7 +228,7 @@ func (p *piece) ready(t *tensor) {
 		}
 		d, weights = wire.Float32, p.master
 	}
-	for i := range t.rule.states() {
+	for i := range t.rule.stateCount() {
 		if p.state[i] == nil {
 			p.state[i] = make([]byte, len(weights))
 			t.rule.fill(d, p.state[i])
@@ -191,7 +236,7 @@ func (p *piece) ready(t *tensor) {
 	}
 }
 
-// SetRule has the tensor's packets updated by rule from now on. The optimiser's state stays where the kind is the same.
+// SetRule sets the rule of a tensor from now on. The optimiser's state is kept if the kind is the same.
 func (s *Store) SetRule(id uint32, rule Rule) error {
 	t := s.tensors[id]
 	switch {
@@ -199,12 +244,13 @@ func (s *Store) SetRule(id uint32, rule Rule) error {
 		return fault.New(fault.Key, "the tensor is not initialised")
 	case !Updatable(t.dtype):
 		return fault.New(fault.Type, "no optimiser works on %v", t.dtype)
-	case t.rule == nil && t.pushed():
+	case t.rule == nil && t.hasPushes():
 		return fault.New(fault.Value, "a worker has pushed it already: set the optimiser before the first push")
 	}
 	other := t.rule == nil || t.rule.Kind != rule.Kind
 	t.rule = &rule
-	for _, p := range t.pieces {
+	for _, p := range t.packets {
+		s.keep(p)
 		p.rate = rule.Rate
 		if other {
 			p.state, p.steps = [maxStates][]byte{}, 0
@@ -213,57 +259,61 @@ func (s *Store) SetRule(id uint32, rule Rule) error {
 	return nil
 }
 
-// pushed tells whether a round after the initial one has come.
-func (t *tensor) pushed() bool {
-	for _, p := range t.pieces {
-		if p.round > 0 || p.arrived != nil && slices.Max(p.arrived) > 0 {
+// hasPushes reports whether any round after round 0 has arrived.
+func (t *tensor) hasPushes() bool {
+	for _, p := range t.packets {
+		if p.round > 0 || t.policy != wire.Sync && slices.Max(p.arrived) > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// Updatable tells whether optimisers work on a type.
+// Updatable reports whether optimisers support a type.
 func Updatable(d wire.DType) bool {
 	return reduce.CanUpdate(d) || d == wire.Float16 || d == wire.BFloat16
 }
 
-// Clock gives the rounds of each worker that are applied to all packets of a tensor that are here; nil for an unknown one.
+// Clock returns, for each worker, the number of its rounds that are applied to all packets of a tensor on this aggregator; nil
+// for an unknown tensor.
 func (s *Store) Clock(id uint32) []uint64 {
 	t := s.tensors[id]
 	if t == nil {
 		return nil
 	}
 	clock := slices.Repeat([]uint64{1<<64 - 1}, s.workers)
-	for _, p := range t.pieces {
+	for _, p := range t.packets {
 		for rank := range clock {
-			clock[rank] = min(clock[rank], p.applied(rank))
+			clock[rank] = min(clock[rank], t.lastApplied(p, rank))
 		}
 	}
-	for rank := range t.before {
-		clock[rank] += t.before[rank]
+	for rank := range t.clockOffset {
+		clock[rank] += t.clockOffset[rank]
 	}
 	return clock
 }
 
-// applied is the round of a worker that was applied last.
-func (p *piece) applied(rank int) uint64 {
+// lastApplied is the last round of a worker that is applied to a packet.
+func (t *tensor) lastApplied(p *packet, rank int) uint64 {
 	switch {
-	case p.arrived == nil:
+	case t.policy == wire.Sync:
 		return p.round
-	case p.waits(rank):
+	case p.isWaiting(rank):
 		return p.arrived[rank] - 1
 	}
 	return p.arrived[rank]
 }
 
-// Held is the number of buffers that the store itself holds.
-func (s *Store) Held() int {
+// BufferCount is the number of buffers that the store holds.
+func (s *Store) BufferCount() int {
 	n := 0
 	for _, t := range s.tensors {
-		for _, p := range t.pieces {
+		for _, p := range t.packets {
 			if p.value != nil {
 				n++
+			}
+			if p.weights == nil {
+				continue
 			}
 			for _, w := range p.waiting {
 				if w.gradient != nil {

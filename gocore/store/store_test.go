@@ -8,24 +8,24 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A tensor without a rule is today's plain sum, and its initial value is let go.
+// A tensor without a rule is a plain sum; its initial value is released.
 func TestPlainSums(t *testing.T) {
 	r := newRig(t, 2, wire.Sync, wire.Float32, []float64{1, 2})
-	if r.Held() != 1 {
-		t.Errorf("%d buffers are held after round 0", r.Held())
+	if r.BufferCount() != 1 {
+		t.Errorf("%d buffers are held after round 0", r.BufferCount())
 	}
 	for round := uint64(1); round < 5; round++ {
 		if got := r.complete(round, []float64{float64(round), 7}, nil); !slices.Equal(got, []float64{float64(round), 7}) {
 			t.Errorf("round %d: %v", round, got)
 		}
-		if r.Held() != 0 || !slices.Equal(r.Clock(tensorID), []uint64{round, round}) {
-			t.Errorf("round %d: %d buffers are held, the clock is %v", round, r.Held(), r.Clock(tensorID))
+		if r.BufferCount() != 0 || !slices.Equal(r.Clock(tensorID), []uint64{round, round}) {
+			t.Errorf("round %d: %d buffers are held, the clock is %v", round, r.BufferCount(), r.Clock(tensorID))
 		}
 	}
 	r.end()
 }
 
-// Where nobody has a gradient, or they clash, nothing is applied; all hear the weights, or of the clash.
+// If no worker has a gradient, or the operations clash, nothing is applied; all workers receive the weights, or the clash flag.
 func TestRoundsWithoutASum(t *testing.T) {
 	r := newRig(t, 2, wire.Sync, wire.Float32, []float64{1, 2})
 	r.setRule(Rule{Kind: SGD, Rate: 1, Momentum: 0.5, WeightDecay: 0.5})
@@ -49,7 +49,7 @@ func TestRoundsWithoutASum(t *testing.T) {
 	r.end()
 }
 
-// An initial value that no worker sent is zeros.
+// The initial value is zeros if no worker sent one.
 func TestInitialZeros(t *testing.T) {
 	r := newRig(t, 1, wire.Async, wire.Float32, []float64{5})
 	dirty := r.owned([]float64{9, 9})
@@ -69,9 +69,9 @@ func TestInitialZeros(t *testing.T) {
 	r.end()
 }
 
-// What does not follow from the rounds before is refused, and its buffer let go.
+// A sum out of order is refused, and its buffer is released.
 func TestCompleteIsRefused(t *testing.T) {
-	for what, change := range map[string]func(s *aggregate.Sum){
+	for name, change := range map[string]func(s *aggregate.Sum){
 		"a round too far":     func(s *aggregate.Sum) { s.Header.Round = 2 },
 		"another packet":      func(s *aggregate.Sum) { s.Header.Packet++ },
 		"another type":        func(s *aggregate.Sum) { s.Header.DType = wire.Int32 },
@@ -82,7 +82,7 @@ func TestCompleteIsRefused(t *testing.T) {
 		sum := aggregate.Sum{Header: *r.contribution(1, 8), Buffer: r.owned([]float64{1, 2})}
 		change(&sum)
 		if r.Complete(&sum) == nil {
-			t.Errorf("%s is taken", what)
+			t.Errorf("%s is taken", name)
 		}
 		r.end()
 	}

@@ -6,48 +6,50 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"fptps/gocore/fault"
 	"fptps/gocore/wire"
 )
 
-// accept takes connections from a listener and gives each handshake its goroutine,
+// serve takes connections from a listener and gives each handshake its goroutine,
 // a bounded number of them.
-func (t *Transport) accept(next func() (stream, error)) {
+func (t *Transport) serve(next func() (stream, error)) {
 	defer t.handshakes.Done()
-	defer func() {
-		if p := recover(); p != nil {
-			t.stop(fmt.Errorf("panic while accepting: %v\n%s", p, debug.Stack()))
-		}
-	}()
+	if err := fault.Catch(func() error { return t.acceptAll(next) }); err != nil {
+		t.stop(named("accepting", err))
+	}
+}
+
+// acceptAll is serve, until the listener is closed.
+func (t *Transport) acceptAll(next func() (stream, error)) error {
 	for {
 		c, err := next()
 		if errors.Is(err, net.ErrClosed) {
-			return
+			return nil
 		}
-		if err != nil { // no file descriptors left, say: others may close some
+		if err != nil { // out of file descriptors, for example: wait until some are closed
 			t.config.Log.Warn("data plane cannot accept a connection", "error", err)
 			if !t.pause(time.Second, nil) {
-				return
+				return nil
 			}
 			continue
 		}
-		for wait := t.accepting.crowded(time.Now()); wait > 0; wait = t.accepting.crowded(time.Now()) {
-			if !t.pause(wait, t.accepting.left) {
+		for wait := t.accepting.waitForPlace(time.Now()); wait > 0; wait = t.accepting.waitForPlace(time.Now()) {
+			if !t.pause(wait, t.accepting.freed) {
 				break
 			}
 		}
 		if t.accepting.add(c, time.Now()) {
 			t.handshakes.Add(1)
-			go t.answer(c)
+			go t.answerHandshake(c)
 		}
 	}
 }
 
-// pause waits for d, until early, or the end; false at the end.
+// pause waits for d or early; false if the transport stops.
 func (t *Transport) pause(d time.Duration, early <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -60,21 +62,27 @@ func (t *Transport) pause(d time.Duration, early <-chan struct{}) bool {
 	return true
 }
 
-// answer is the accepting side of a handshake: read a Hello, welcome or refuse.
-func (t *Transport) answer(c stream) {
+// answerHandshake is the accepting side of a handshake.
+func (t *Transport) answerHandshake(c stream) {
 	defer t.handshakes.Done()
 	defer t.accepting.remove(c)
 	defer c.Close()
-	if u, near := c.(*net.UnixConn); near {
+	if err := fault.Catch(func() error { t.shakeHands(c); return nil }); err != nil {
+		t.config.Log.Error("panic in a handshake", "error", err)
+	}
+}
+
+// shakeHands reads a Hello, welcomes or refuses.
+func (t *Transport) shakeHands(c stream) {
+	if u, local := c.(*net.UnixConn); local {
 		r := &rights{UnixConn: u}
 		defer r.drop()
 		c = r
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			t.config.Log.Error("panic in a handshake", "panic", p, "stack", string(debug.Stack()))
+		if err := r.checkUser(); err != nil {
+			t.reject(c, err)
+			return
 		}
-	}()
+	}
 	c.SetDeadline(time.Now().Add(t.handshakeTimeout))
 	var b [wire.HelloBytes]byte
 	if _, err := io.ReadFull(c, b[:]); err != nil {
@@ -87,7 +95,7 @@ func (t *Transport) answer(c stream) {
 		return
 	}
 	lane := t.Lane(int(hello.Lane))
-	reason := t.judge(&hello)
+	reason := t.checkHello(&hello)
 	switch {
 	case reason != "":
 	case lane == nil:
@@ -97,23 +105,23 @@ func (t *Transport) answer(c stream) {
 	}
 	if reason != "" {
 		t.reject(c, errors.New(reason))
-		c.Write(wire.PutAnswer(reason)) // if it does not get there, the peer sees the end alone
+		c.Write(wire.PutAnswer(reason)) // if it is lost, the peer sees only the end of the connection
 		return
 	}
 	defer lane.unreserve(hello.ID)
-	near, err := lane.welcome(c)
+	memory, err := lane.sendWelcome(c)
 	if err == nil {
-		err = lane.establish(hello.ID, c, near)
+		err = lane.establish(hello.ID, c, memory)
 	}
 	if err != nil {
 		t.reject(c, err)
 	}
 }
 
-// welcome says that the handshake is done, and takes the memory that came with it.
-func (t *Transport) welcome(c stream) (*share, error) {
-	r, near := c.(*rights)
-	if !near {
+// sendWelcome accepts the handshake, and maps the shared memory that came with it.
+func (t *Transport) sendWelcome(c stream) (*shm, error) {
+	r, local := c.(*rights)
+	if !local {
 		_, err := c.Write(wire.PutAnswer(""))
 		return nil, err
 	}
@@ -121,16 +129,16 @@ func (t *Transport) welcome(c stream) (*share, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.send(wire.PutAnswer(""), t.bells()...); err != nil {
+	if err := r.send(wire.PutAnswer(""), t.wakeFds()...); err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// judge tells why h is refused; "" where it is welcome. Whoever lacks the token
-// learns nothing of who is here.
-func (t *Transport) judge(h *wire.Hello) string {
+// checkHello returns the reason to refuse h, "" to accept it. A peer without the token
+// learns nothing about this node.
+func (t *Transport) checkHello(h *wire.Hello) string {
 	if reason := h.Compatible(); reason != "" {
 		return reason
 	}
@@ -153,22 +161,22 @@ func (t *Transport) judge(h *wire.Hello) string {
 	return ""
 }
 
-// reject counts a bad handshake and logs the first of each host.
+// reject counts a failed handshake and logs the first of each host.
 func (t *Transport) reject(c stream, err error) {
 	select {
-	case <-t.stopping: // our own doing
+	case <-t.stopping: // caused by this node
 		return
 	default:
 	}
 	t.count.rejected.Add(1)
-	if t.strangers.first(c.RemoteAddr()) {
+	if t.strangers.isFirst(c.RemoteAddr()) {
 		t.config.Log.Warn("data plane refused a connection; others from this host will only be counted",
 			"address", c.RemoteAddr().String(), "error", err)
 	}
 }
 
-// reserve takes peer's place for a handshake, so that of two connections of one
-// peer the second is refused. It tells why it could not.
+// reserve reserves peer's connection for a handshake, so that a second connection of the
+// same peer is refused. It returns the reason for a failure, "" on success.
 func (t *Transport) reserve(peer uint32) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -177,7 +185,7 @@ func (t *Transport) reserve(peer uint32) string {
 		return "this node's data plane is not started"
 	case t.mu.stopped || t.mu.leaving:
 		return name(t.self.ID) + " is closing"
-	case t.mu.table.conns[peer] != nil || t.mu.reserved[peer] || t.mu.ending[peer]:
+	case t.mu.conns.byPeer[peer] != nil || t.mu.reserved[peer] || t.mu.ending[peer]:
 		return fmt.Sprintf("%s and %s have a connection already", name(t.self.ID), name(peer))
 	}
 	t.mu.reserved[peer] = true
@@ -190,10 +198,10 @@ func (t *Transport) unreserve(peer uint32) {
 	delete(t.mu.reserved, peer)
 }
 
-// establish hands c, whose handshake is done, to the loops, and near, if that is to
-// take the place of its bytes. They use a copy of the descriptor, of which Go's poller
-// knows nothing; the caller closes c.
-func (t *Transport) establish(peer uint32, c stream, near *share) (err error) {
+// establish hands c, whose handshake is done, to the loops, with memory if that replaces
+// the socket as the carrier of the bytes. They use a copy of the descriptor that Go's
+// poller does not watch; the caller closes c.
+func (t *Transport) establish(peer uint32, c stream, memory *shm) (err error) {
 	fd := -1
 	defer func() {
 		if err == nil {
@@ -202,47 +210,51 @@ func (t *Transport) establish(peer uint32, c stream, near *share) (err error) {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
-		if near != nil {
-			near.close()
+		if memory != nil {
+			memory.close()
 		}
 	}()
 	if fd, err = duplicate(c); err != nil {
 		return fmt.Errorf("duplicate of the socket: %w", err)
 	}
-	far := false
-	if near == nil {
-		far = t.sys.far(c)
-		if err := limitUnsent(fd, far); err != nil {
+	remote := false
+	if memory == nil {
+		remote = t.sys.isRemote(c)
+		if err := limitUnsent(fd, remote); err != nil {
 			return fmt.Errorf("bound of unsent bytes: %w", err)
+		}
+		if remote {
+			if err := noticeVanishing(fd); err != nil {
+				return fmt.Errorf("bound of silence: %w", err)
+			}
 		}
 	}
 	addr := c.RemoteAddr().String()
-	if near != nil {
+	if memory != nil {
 		addr = "shared memory"
 	}
-	n := &conn{peer: peer, fd: fd, near: near, far: far, addr: addr, parser: parser{peer: peer},
-		in: inflow{weight: 1}, out: outflow{fair: t.rates.To[peer]}, weight: 1}
+	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, parser: parser{peer: peer}, weight: 1}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()
 		return errStopped
 	}
-	t.mu.table.add(n)
+	t.mu.conns.add(n)
 	t.mu.inbox = append(t.mu.inbox, n)
 	wake := t.wakeReceiver()
-	t.announce()
+	t.notifyChanged()
 	t.mu.Unlock()
 	t.wake(wake)
 	return nil
 }
 
-// overLink tells whether c leaves this host.
-func overLink(c stream) bool {
+// leavesHost reports whether the peer of c is on another host.
+func leavesHost(c stream) bool {
 	local, remote := c.LocalAddr().(*net.TCPAddr), c.RemoteAddr().(*net.TCPAddr)
 	return !local.IP.Equal(remote.IP) && !remote.IP.IsLoopback()
 }
 
-// duplicate copies the descriptor of c while c cannot be closed.
+// duplicate copies the descriptor of c; c cannot be closed meanwhile.
 func duplicate(c stream) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

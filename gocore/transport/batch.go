@@ -7,30 +7,28 @@ import (
 )
 
 const (
-	// batchBytes is what one writev commits to the kernel at most, but for one
-	// packet: enough that a system call costs little, and what an urgent packet may
-	// have to wait behind.
+	// batchBytes bounds the bytes of one writev, up to one packet: enough to amortise the
+	// system call. An urgent packet may have to wait for that many.
 	batchBytes = 256 << 10
-	// batchPackets bounds the vector of one writev (two entries a packet, the
-	// kernel takes 1024) and the time under the lock.
+	// batchPackets bounds the vector of one writev (two entries per packet; the kernel
+	// accepts 1024) and the time under the lock.
 	batchPackets = 128
 )
 
-// batch is the packets of one writev, with their headers. Each writer has one and
-// uses it again and again.
+// batch holds the packets of one writev, with their headers. Each writer reuses its own.
 type batch struct {
 	packets [batchPackets]packet
 	n       int // packets[:n] are in the batch
-	bound   int // packets[:bound] were bound before
-	skip    int // bytes of packets[0] that earlier writes took
-	done    int // packets[:done] are written whole ...
-	rest    int // ... and this many bytes of the next one
+	bound   int // packets[:bound] were bound before the batch was filled
+	skip    int // bytes of packets[0] that were written earlier
+	done    int // packets[:done] are completely written ...
+	rest    int // ... and so are this many bytes of the next one
 	headers [batchPackets][wire.HeaderBytes]byte
 	vector  [2 * batchPackets]unix.Iovec
 }
 
-// fill takes packets from q, at least one, until there are limit bytes, the batch is
-// full, or q is empty. At most train of them are bound together.
+// fill pops packets from q, at least one, until the batch has limit bytes or is full, or q
+// is empty. Trains have at most train packets.
 func (b *batch) fill(q *queue, limit, train int) {
 	b.n, b.skip = 0, q.sent
 	bytes := -q.sent
@@ -45,13 +43,13 @@ func (b *batch) fill(q *queue, limit, train int) {
 		b.add(p)
 		bytes += p.size()
 	}
-	b.couple(train)
+	b.formTrains(train)
 	b.done, b.rest = 0, b.skip
 }
 
-// couple has packets announce those that follow them, so that the receiver reads them
-// with one system call to where they go. What is announced is bound to follow.
-func (b *batch) couple(train int) {
+// formTrains lets headers announce the packets that follow, so that the receiver can read
+// all of them into place with one system call. Announced packets must follow.
+func (b *batch) formTrains(train int) {
 	for i := b.n - 2; i >= b.bound; i-- {
 		p, next := &b.packets[i], b.packets[i+1]
 		if p.ahead = 0; next.ahead+1 < train && p.precedes(next) {
@@ -65,7 +63,7 @@ func (b *batch) add(p packet) {
 	b.n++
 }
 
-// encode writes the headers and gives what is to be written, and its length.
+// encode encodes the headers and returns the vector to write, and its length.
 func (b *batch) encode() (vector []unix.Iovec, bytes int) {
 	v := b.vector[:0]
 	skip := b.skip
@@ -86,13 +84,13 @@ func (b *batch) encode() (vector []unix.Iovec, bytes int) {
 	return v, bytes
 }
 
-// forget clears the vector, so that no pointer to a caller's memory outlives the
-// system call: the garbage collector may meet one after that memory was unmapped
-// and its address given to the Go heap.
-func (b *batch) forget() { clear(b.vector[:2*b.n]) }
+// clearVector clears the vector, so that no pointer to a caller's memory outlives the
+// system call: that memory may be unmapped and its address reused by the Go heap, where
+// the garbage collector would misread a stale pointer.
+func (b *batch) clearVector() { clear(b.vector[:2*b.n]) }
 
-// settle notes that the kernel took the first written bytes of the vector.
-func (b *batch) settle(written int) {
+// recordWritten records that the kernel took the first written bytes of the vector.
+func (b *batch) recordWritten(written int) {
 	b.done, b.rest = 0, b.skip+written
 	for b.done < b.n && b.rest >= b.packets[b.done].size() {
 		b.rest -= b.packets[b.done].size()
@@ -100,8 +98,8 @@ func (b *batch) settle(written int) {
 	}
 }
 
-// putBack gives q what was not written: a packet of which no byte has left and that
-// was not announced may still be overtaken, the others may not.
+// putBack returns the packets that were not written to q. A partly written packet and
+// announced ones stay bound; the others may be overtaken.
 func (b *batch) putBack(q *queue) {
 	bound := b.done
 	switch {

@@ -17,7 +17,7 @@ func BenchmarkGoodput(b *testing.B) {
 	arrived := make(chan struct{}, 1)
 	left := b.N * size / wire.PacketBytes
 	nodes := mesh(b, func(n *node) {
-		n.h.place = func(_ uint32, h *wire.Header) (Landing, error) { return Landing{Bytes: place[:h.WireLen]}, nil }
+		n.h.place = func(_ uint32, h *wire.Header) (Destination, error) { return Destination{Bytes: place[:h.WireLen]}, nil }
 		n.h.arrived = func(arrival) error {
 			if left--; left == 0 {
 				close(arrived)
@@ -50,7 +50,7 @@ func BenchmarkPingPong(b *testing.B) {
 	place := make([]byte, 4096)
 	var last time.Time
 	nodes := mesh(b, func(n *node) {
-		n.h.place = func(_ uint32, h *wire.Header) (Landing, error) { return Landing{Bytes: place[:h.WireLen]}, nil }
+		n.h.place = func(_ uint32, h *wire.Header) (Destination, error) { return Destination{Bytes: place[:h.WireLen]}, nil }
 		n.h.arrived = func(a arrival) error {
 			if n.id == 9 {
 				now := time.Now()
@@ -85,7 +85,7 @@ func BenchmarkUrgent(b *testing.B) {
 	urgent := make(chan struct{})
 	var arrived atomic.Int64
 	nodes := mesh(b, func(n *node) {
-		n.h.place = func(_ uint32, h *wire.Header) (Landing, error) { return Landing{Bytes: place[:h.WireLen]}, nil }
+		n.h.place = func(_ uint32, h *wire.Header) (Destination, error) { return Destination{Bytes: place[:h.WireLen]}, nil }
 		n.h.arrived = func(a arrival) error {
 			if a.header.Priority > 0 {
 				urgent <- struct{}{}

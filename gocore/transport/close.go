@@ -2,16 +2,15 @@ package transport
 
 import (
 	"context"
-	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync"
 
+	"fptps/gocore/fault"
 	"fptps/gocore/wire"
 )
 
-// stop begins the end: with err the data plane has failed, without it was closed.
-// The first call counts; it is told so, and whether there are loops to end.
+// stop begins to stop the data plane. With a non-nil err the data plane has failed. Only the first
+// call has an effect. first reports whether it is the first call, started whether the loops run.
 func (t *Transport) stop(err error) (first, started bool) {
 	t.mu.Lock()
 	first, started = !t.mu.stopped, t.mu.started
@@ -32,10 +31,10 @@ func (t *Transport) stop(err error) (first, started bool) {
 	return first, started
 }
 
-// Close ends the data plane at once; what is queued is dropped. When it returns,
-// both loops have ended, everything is closed, every Owner is released, and the
-// handler is not called any more. It may be called again and from several threads,
-// but not from the handler, nor holding a lock that the handler takes.
+// Close ends the data plane at once and drops all queues. When it returns, both loops have
+// ended, everything is closed, every Owner is released, and the handler is not called any
+// more. It may be called again and from several threads, but not from the handler, nor
+// with a lock held that the handler takes.
 func (t *Transport) Close() {
 	for _, l := range t.others() {
 		l.Close()
@@ -48,38 +47,42 @@ func (t *Transport) Close() {
 	t.handshakes.Wait()
 }
 
-// Goodbye ends the data plane in good order: what is queued is written, then a
-// Goodbye on each connection; when the peers have closed their ends, or ctx is
-// over, it closes everything. Sends after it are dropped.
+// Goodbye ends the data plane in order: it writes all queues, then a Goodbye on each
+// connection. When the peers have closed their ends, or ctx ends, it closes everything.
+// Later Sends are dropped.
 func (t *Transport) Goodbye(ctx context.Context) {
 	var lanes sync.WaitGroup
 	for _, l := range t.others() {
-		lanes.Go(func() { l.Goodbye(ctx) })
+		lanes.Go(func() {
+			if err := fault.Catch(func() error { l.Goodbye(ctx); return nil }); err != nil {
+				t.stop(named("goodbye", err))
+			}
+		})
 	}
 	t.mu.Lock()
 	var wake *poller
 	if t.mu.started && !t.mu.stopped && !t.mu.leaving {
 		t.mu.leaving = true
-		for _, c := range t.mu.table.order {
+		for _, c := range t.mu.conns.order {
 			c.queue.push(t.newRun(&Outgoing{Header: wire.Header{Kind: wire.Goodbye}}))
 		}
 		wake = t.wakeSender()
 	}
 	t.mu.Unlock()
 	t.wake(wake)
-	t.until(ctx, func() bool { return len(t.mu.table.order) == 0 && t.mu.local.empty() }) // all is closed next, whatever it says
+	t.waitUntil(ctx, func() bool { return len(t.mu.conns.order) == 0 && t.mu.local.empty() }) // the result does not matter: everything is closed next
 	lanes.Wait()
 	t.Close()
 }
 
-// tearDown closes and releases everything. No loop runs any more.
+// tearDown closes and releases everything. Both loops have ended.
 func (t *Transport) tearDown() {
 	t.mu.Lock()
-	for t.mu.shortcut { // it uses a socket
-		t.quiet.Wait()
+	for t.mu.shortcut { // a caller of Send uses a socket
+		t.writeEnded.Wait()
 	}
-	conns, local := t.mu.table.order, t.mu.local
-	t.mu.table, t.mu.local = table{}, queue{}
+	conns, local := t.mu.conns.order, t.mu.local
+	t.mu.conns, t.mu.local = connSet{}, queue{}
 	t.mu.inbox, t.mu.free = nil, nil
 	t.mu.Unlock()
 	for _, c := range conns {
@@ -88,13 +91,13 @@ func (t *Transport) tearDown() {
 		c.parser.abandon(t.release)
 	}
 	t.drop(&local)
-	for _, o := range slices.Concat(t.sender.orphans, t.shortcut.orphans, t.receiver.out.orphans) {
+	for _, o := range slices.Concat(t.sender.unreleased, t.shortcut.unreleased, t.receiver.out.unreleased) {
 		t.release(o)
 	}
 	t.closePollers()
 }
 
-// drop releases the runs of a queue that will not be sent. mu is not held.
+// drop releases the runs of a queue. mu is not held.
 func (t *Transport) drop(q *queue) {
 	q.drain(func(r *run) {
 		t.count.dropped.Add(1)
@@ -102,15 +105,13 @@ func (t *Transport) drop(q *queue) {
 	})
 }
 
-// release releases what was dropped. A panic in it fails the data plane, but does
-// not keep the others from their release.
+// release calls a dropped run's Owner. A panic in it fails the data plane, but does not
+// prevent the release of other runs.
 func (t *Transport) release(o Releaser) {
-	defer func() {
-		if p := recover(); p != nil {
-			t.stop(fmt.Errorf("panic in a release: %v\n%s", p, debug.Stack()))
-		}
-	}()
-	if o != nil {
-		o.Release()
+	if o == nil {
+		return
+	}
+	if err := fault.Catch(func() error { o.Release(); return nil }); err != nil {
+		t.stop(named("release of a packet", err))
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Nodes that exchange data in fragments are closed, or say goodbye, after a random
-// number of events: whatever was lent comes back once.
-func TestCloseReleasesEveryOwnerOnce(t *testing.T) { bothWays(t, testCloseReleasesEveryOwnerOnce) }
+// Nodes that exchange fragmented data are closed, or leave by Goodbye, after a random number
+// of events: every Owner is released once.
+func TestCloseReleasesEveryOwnerOnce(t *testing.T) { overTCPAndShm(t, testCloseReleasesEveryOwnerOnce) }
 
 func testCloseReleasesEveryOwnerOnce(t *testing.T) {
 	seed := rand.Uint64()
@@ -73,6 +73,9 @@ func testCloseReleasesEveryOwnerOnce(t *testing.T) {
 			if n.h.failure != nil {
 				t.Errorf("node %d failed: %v", n.id, n.h.failure)
 			}
+			if n.handler != nil {
+				t.Errorf("node %d still refers to its handler", n.id)
+			}
 		}
 		if t.Failed() {
 			t.Fatalf("after %d events", limit)
@@ -92,9 +95,9 @@ func TestCloseWithoutStart(t *testing.T) {
 	l.check(t)
 }
 
-// A panic anywhere fails the data plane in good order: the panic does not escape,
-// everything is released, Failed is the last call.
-func TestPanics(t *testing.T) { bothWays(t, testPanics) }
+// A panic anywhere fails the data plane cleanly: the panic does not escape, everything is
+// released, and Failed is the last call.
+func TestPanics(t *testing.T) { overTCPAndShm(t, testPanics) }
 
 func testPanics(t *testing.T) {
 	burst := func() { panic("burst") }
@@ -113,7 +116,7 @@ func testPanics(t *testing.T) {
 		to      uint32 // where a run goes whose release panics
 	}{
 		{"place", func(h *recorder) {
-			h.place = func(uint32, *wire.Header) (Landing, error) { panic("burst") }
+			h.place = func(uint32, *wire.Header) (Destination, error) { panic("burst") }
 		}, 0},
 		{"arrived", func(h *recorder) { h.arrived = func(arrival) error { panic("burst") } }, 0},
 		{"local", func(h *recorder) { h.arrived = atLocal(func() error { panic("burst") }) }, 0},

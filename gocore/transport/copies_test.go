@@ -10,7 +10,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Between the sender's memory and the place that the receiver names only the kernel copies.
+// Between the sender's memory and the place that the receiver names, only the kernel copies bytes.
 func TestPayloadsAreNotCopied(t *testing.T) {
 	const packets = 40
 	data, place := make([]byte, packets*wire.PacketBytes), make([]byte, packets*wire.PacketBytes)
@@ -41,9 +41,9 @@ func TestPayloadsAreNotCopied(t *testing.T) {
 			}
 			return readv(fd, vector)
 		}
-		n.h.place = func(_ uint32, h *wire.Header) (Landing, error) {
+		n.h.place = func(_ uint32, h *wire.Header) (Destination, error) {
 			from := h.Packet * wire.PacketBytes
-			return Landing{Bytes: place[from:][:h.WireLen]}, nil
+			return Destination{Bytes: place[from:][:h.WireLen]}, nil
 		}
 		n.h.arrived = func(arrival) error {
 			if left--; left == 0 {
@@ -59,7 +59,7 @@ func TestPayloadsAreNotCopied(t *testing.T) {
 	}
 }
 
-// within tells whether v is part of memory.
+// within reports whether v lies in memory.
 func within(v *unix.Iovec, memory []byte) bool {
 	at, from := uintptr(unsafe.Pointer(v.Base)), uintptr(unsafe.Pointer(&memory[0]))
 	return at >= from && at+uintptr(v.Len) <= from+uintptr(len(memory))

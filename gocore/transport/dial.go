@@ -13,16 +13,16 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Waits between attempts to connect: the peer may be about to listen.
+// Waits between attempts to connect: the peer may not listen yet.
 const (
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = 500 * time.Millisecond
 )
 
-// Dial connects to peer, which has to expect this node. Until ctx ends it tries
-// again while the connection is refused or breaks off before the peer's answer; a
-// refusal by the peer ends it at once, with the peer's reason. The peer answers
-// when it has been started, so ctx bounds that wait too.
+// Dial connects to peer, which must expect this node. It retries until ctx ends if the
+// connection is refused or breaks before the peer's answer. If the peer itself refuses,
+// Dial returns the peer's reason at once. The peer does not answer before its Start; ctx
+// bounds that wait too.
 func (t *Transport) Dial(ctx context.Context, peer uint32, incarnation uint64, addr string) error {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return fault.New(fault.Connect, "data address %q of %s: %v", addr, name(peer), err)
@@ -31,7 +31,7 @@ func (t *Transport) Dial(ctx context.Context, peer uint32, incarnation uint64, a
 		return fault.New(fault.Connect, "cannot connect to %s at %s: %s", name(peer), addr, reason)
 	}
 	defer t.unreserve(peer)
-	var last error // why an attempt failed, other than by the end of ctx if possible
+	var last error // error of the last attempt that did not fail by the end of ctx
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
 		err := t.attempt(ctx, peer, incarnation, addr)
 		if last == nil || ctx.Err() == nil {
@@ -54,83 +54,88 @@ func (t *Transport) Dial(ctx context.Context, peer uint32, incarnation uint64, a
 	}
 }
 
-// refusal is an answer that another attempt would not change.
+// refusal is an answer that a retry would not change.
 type refusal struct{ reason string }
 
 func (r *refusal) Error() string { return r.reason }
 
-// attempt is the dialing side of one handshake: by shared memory where the peer is on
-// this host and willing, else by TCP.
+// attempt makes one attempt to connect: over shared memory if the peer is on this host
+// and agrees, else over TCP.
 func (t *Transport) attempt(ctx context.Context, peer uint32, incarnation uint64, addr string) error {
-	if t.config.Share != ShareNever && isLocal(ctx, addr) {
-		err := t.attemptNear(ctx, peer, incarnation, addr)
-		if err == nil || ctx.Err() != nil || t.config.Share == ShareAlways {
+	if t.config.SharedMemory != SharedMemoryNever && isLocal(ctx, addr) {
+		err := t.attemptShm(ctx, peer, incarnation, addr)
+		if err == nil || ctx.Err() != nil || t.config.SharedMemory == SharedMemoryAlways {
 			return err
 		}
 		t.config.Log.Debug("no shared memory with a node of this host", "peer", name(peer), "error", err)
 	}
-	if t.config.Share == ShareAlways {
-		return &refusal{"it is on another host, with which no memory can be shared (FPTPS_VAN=shm)"}
+	if t.config.SharedMemory == SharedMemoryAlways {
+		return &refusal{"it is on another host, with which memory cannot be shared (FPTPS_VAN=shm)"}
 	}
 	d := net.Dialer{Control: t.config.control}
 	c, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
-	say := func(hello []byte) error { _, err := c.Write(hello); return err }
-	return t.shake(ctx, c.(stream), peer, incarnation, say, func() (*share, error) { return nil, nil })
+	sendHello := func(hello []byte) error { _, err := c.Write(hello); return err }
+	return t.dialHandshake(ctx, c.(stream), peer, incarnation, sendHello, func() (*shm, error) { return nil, nil })
 }
 
-// attemptNear offers memory to a peer of this host.
-func (t *Transport) attemptNear(ctx context.Context, peer uint32, incarnation uint64, addr string) error {
+// attemptShm offers shared memory to a peer on this host.
+func (t *Transport) attemptShm(ctx context.Context, peer uint32, incarnation uint64, addr string) error {
 	_, port, _ := net.SplitHostPort(addr)
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", shareName(port))
+	c, err := d.DialContext(ctx, "unix", shmName(port))
 	if err != nil {
 		return err
 	}
 	r := &rights{UnixConn: c.(*net.UnixConn)}
 	defer r.drop()
+	err = r.checkUser()
+	if err != nil {
+		r.Close()
+		return err
+	}
 	o, err := newOffer()
 	if err != nil {
 		r.Close()
 		return err
 	}
 	defer o.close()
-	say := func(hello []byte) error { return r.send(hello, append([]int{o.fd}, t.bells()...)...) }
-	return t.shake(ctx, r, peer, incarnation, say, func() (*share, error) { return o.accepted(r) })
+	sendHello := func(hello []byte) error { return r.send(hello, append([]int{o.fd}, t.wakeFds()...)...) }
+	return t.dialHandshake(ctx, r, peer, incarnation, sendHello, func() (*shm, error) { return o.accepted(r) })
 }
 
-// shake is the dialing side of one handshake over c, which it closes. It sets no
-// deadline of its own: a node that gave up waiting could not know whether the peer has
-// it as connected.
-func (t *Transport) shake(ctx context.Context, c stream, peer uint32, incarnation uint64,
-	say func(hello []byte) error, share func() (*share, error)) error {
+// dialHandshake is the dialing side of a handshake over c, which it closes. It has no
+// deadline but ctx: after a timeout of its own, a node could not know whether the peer
+// considers it connected.
+func (t *Transport) dialHandshake(ctx context.Context, c stream, peer uint32, incarnation uint64,
+	sendHello func(hello []byte) error, accept func() (*shm, error)) error {
 	if !t.dialing.add(c, time.Now()) {
 		return errStopped
 	}
 	defer t.dialing.remove(c)
 	defer c.Close()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
+	defer context.AfterFunc(ctx, func() { fault.Catch(c.Close) })()
 
 	hello := wire.NewHello(t.self.ID, t.self.Incarnation, peer, incarnation, t.self.Token)
 	hello.Lane = t.lane
 	var b [wire.HelloBytes]byte
 	hello.Put(b[:])
-	if err := say(b[:]); err != nil {
+	if err := sendHello(b[:]); err != nil {
 		return err
 	}
-	if err := answerOf(c); err != nil {
+	if err := readAnswer(c); err != nil {
 		return err
 	}
-	near, err := share()
+	memory, err := accept()
 	if err != nil {
 		return err
 	}
-	return t.establish(peer, c, near)
+	return t.establish(peer, c, memory)
 }
 
-// isLocal tells whether addr is one of this host.
+// isLocal reports whether addr is an address of this host.
 func isLocal(ctx context.Context, addr string) bool {
 	host, _, _ := net.SplitHostPort(addr)
 	found, err := net.DefaultResolver.LookupIPAddr(ctx, host)
@@ -152,8 +157,8 @@ func isLocal(ctx context.Context, addr string) bool {
 	return false
 }
 
-// answerOf reads the answer to a Hello; nil is welcome.
-func answerOf(r io.Reader) error {
+// readAnswer reads the answer to a Hello; nil means accepted.
+func readAnswer(r io.Reader) error {
 	var b [wire.AnswerBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
 		return fmt.Errorf("closed before its answer: %w", err)

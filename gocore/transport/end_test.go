@@ -14,7 +14,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// sendBulk queues more for peer than its socket takes, in several runs.
+// sendBulk queues several runs for peer, more than its socket takes.
 func sendBulk(n *node, peer uint32, l *ledger) {
 	data := make([]byte, 16<<20)
 	for i := range 4 {
@@ -24,7 +24,7 @@ func sendBulk(n *node, peer uint32, l *ledger) {
 
 var goodbye = packetBytes(wire.Header{Kind: wire.Goodbye}, 0)
 
-// hugeLength is a header with a right checksum that announces 4 GB.
+// hugeLength is a header with a valid checksum that announces 4 GB.
 func hugeLength() []byte {
 	h := contrib(1, 0)
 	h.RawLen, h.WireLen = 1<<32-1, 1<<32-1
@@ -33,9 +33,9 @@ func hugeLength() []byte {
 	return b
 }
 
-// However a peer goes, Lost is told once, after the release of what was queued for
-// it, and others stay.
-func TestLost(t *testing.T) { bothWays(t, testLost) }
+// However a connection ends, Lost is called once, after its queue was released, and other
+// connections stay.
+func TestLost(t *testing.T) { overTCPAndShm(t, testLost) }
 
 func testLost(t *testing.T) {
 	part := packetBytes(contrib(1, 0), 1000)[:500]
@@ -89,9 +89,9 @@ func testLost(t *testing.T) {
 	}
 }
 
-func TestPeerThatWasLostMayComeBack(t *testing.T) { bothWays(t, testPeerThatWasLostMayComeBack) }
+func TestLostPeerMayReconnect(t *testing.T) { overTCPAndShm(t, testLostPeerMayReconnect) }
 
-func testPeerThatWasLostMayComeBack(t *testing.T) {
+func testLostPeerMayReconnect(t *testing.T) {
 	server := listen(t, 8, nil)
 	server.start(9)
 	puppet(t, server, 9).Close()
@@ -103,7 +103,7 @@ func testPeerThatWasLostMayComeBack(t *testing.T) {
 	}
 }
 
-func TestHandlerRefusesAPacket(t *testing.T) { bothWays(t, testHandlerRefusesAPacket) }
+func TestHandlerRefusesAPacket(t *testing.T) { overTCPAndShm(t, testHandlerRefusesAPacket) }
 
 func testHandlerRefusesAPacket(t *testing.T) {
 	for _, where := range []string{"place", "arrived"} {
@@ -131,13 +131,12 @@ func testHandlerRefusesAPacket(t *testing.T) {
 	}
 }
 
-// bulkPackets is the packets of sendBulk.
+// bulkPackets is the number of packets of sendBulk.
 const bulkPackets = 4 * (16 << 20) / wire.PacketBytes
 
-// A peer that has stopped reading keeps nobody else waiting. What is for it stays where
-// it was, in the sender's memory, but for what fits between the two; when it reads on
-// it gets all.
-func TestStoppedPeerBlocksNobody(t *testing.T) { bothWays(t, testStoppedPeerBlocksNobody) }
+// A peer that has stopped reading does not delay others. Its packets stay in the sender's
+// memory, except for what fits in the socket or ring; when it reads again, it receives all.
+func TestStoppedPeerBlocksNobody(t *testing.T) { overTCPAndShm(t, testStoppedPeerBlocksNobody) }
 
 func testStoppedPeerBlocksNobody(t *testing.T) {
 	var l ledger
@@ -145,9 +144,9 @@ func testStoppedPeerBlocksNobody(t *testing.T) {
 	release := sync.OnceFunc(func() { close(stopped) })
 	nodes := mesh(t, func(n *node) {
 		if n.id == 11 {
-			n.h.place = func(_ uint32, h *wire.Header) (Landing, error) {
+			n.h.place = func(_ uint32, h *wire.Header) (Destination, error) {
 				<-stopped
-				return Landing{Bytes: make([]byte, h.WireLen)}, nil
+				return Destination{Bytes: make([]byte, h.WireLen)}, nil
 			}
 		}
 	}, 8, 9, 11)
@@ -158,7 +157,7 @@ func testStoppedPeerBlocksNobody(t *testing.T) {
 	nodes[1].h.untilArrived(t, bulkPackets)
 	exchange(t, nodes[0], nodes[1])
 	left := int(server.Stats().BytesSent) - bulkPackets*wire.PacketBytes
-	if most := bulkPackets * wire.PacketBytes / 2; left > most || kitShare == ShareAlways && left > ringBytes {
+	if most := bulkPackets * wire.PacketBytes / 2; left > most || kitSharedMemory == SharedMemoryAlways && left > ringBytes {
 		t.Errorf("%d bytes have left for a peer that does not read", left)
 	}
 	release()
@@ -167,8 +166,8 @@ func testStoppedPeerBlocksNobody(t *testing.T) {
 	l.check(t)
 }
 
-// A peer that reads slowly holds up nobody: the others are through long before it.
-func TestSlowPeerSlowsNobody(t *testing.T) { bothWays(t, testSlowPeerSlowsNobody) }
+// A peer that reads slowly does not delay others: they finish long before it.
+func TestSlowPeerSlowsNobody(t *testing.T) { overTCPAndShm(t, testSlowPeerSlowsNobody) }
 
 func testSlowPeerSlowsNobody(t *testing.T) {
 	const lag = 100 // packets that the quick one gets for one of the slow one
@@ -198,7 +197,7 @@ func testSlowPeerSlowsNobody(t *testing.T) {
 	l.check(t)
 }
 
-// Both sides leave at once with full queues: everything arrives first.
+// Both sides leave at the same time with full queues: everything still arrives.
 func TestGoodbyeFlushes(t *testing.T) {
 	for _, fragments := range []bool{false, true} {
 		var l ledger
@@ -261,7 +260,7 @@ func TestGoodbyeFlushes(t *testing.T) {
 	}
 }
 
-// What a leaving node sends on the wire: all that was queued, a Goodbye, the end.
+// A leaving node sends its queue, a Goodbye, and the end of the stream.
 func TestGoodbyeOnTheWire(t *testing.T) {
 	server := listen(t, 8, nil)
 	server.start(9)

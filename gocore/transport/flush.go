@@ -1,27 +1,28 @@
 package transport
 
-// What a turn of the receive loop leads to, sums as a rule, the loop writes itself, as
-// long as the send loop sleeps and the kernel takes it: the bytes are still in this
-// processor's cache, and no thread has to wake. Where more has gathered the send loop
-// takes over, so that reading goes on beside it.
+// The receive loop writes the packets that its pass has caused, mostly sums, itself, as long
+// as the send loop sleeps and the kernel takes them: the bytes are still in this CPU's
+// cache, and no thread needs to wake. If more packets accumulate, the send loop takes over,
+// so that reading continues in parallel.
 
-// flushWrites is how many batches the receive loop writes at a time.
+// flushWrites is the number of batches that one flush may write.
 const flushWrites = 4
 
-// flush writes what waits, if it is not the send loop's.
+// flush writes queued packets, unless the send loop is awake.
 func (r *receiver) flush() {
 	for n := range flushWrites + 1 {
-		more, wake := r.pick(n == flushWrites)
+		more, wake := r.takeBatch(n == flushWrites)
 		r.t.wake(wake)
 		if !more {
 			return
 		}
-		r.writeOut()
+		r.writeBatch()
 	}
 }
 
-// pick takes a batch into r.out; in the place of the last one it wakes the send loop.
-func (r *receiver) pick(last bool) (more bool, wake *poller) {
+// takeBatch takes a batch into r.out, and reports whether there is one. With last set it wakes
+// the send loop instead.
+func (r *receiver) takeBatch(last bool) (more bool, wake *poller) {
 	t := r.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -29,7 +30,7 @@ func (r *receiver) pick(last bool) (more bool, wake *poller) {
 		return false, nil
 	}
 	r.out.now = t.now()
-	c := t.mu.table.choose(r.out.now)
+	c := t.mu.conns.choose(r.out.now)
 	switch {
 	case c.conn != nil && !last:
 		r.out.take(c.conn)
@@ -40,28 +41,27 @@ func (r *receiver) pick(last bool) (more bool, wake *poller) {
 	return false, nil
 }
 
-// writeOut writes the batch in r.out.
-func (r *receiver) writeOut() {
+// writeBatch writes the batch in r.out.
+func (r *receiver) writeBatch() {
 	c := r.out.conn
 	if !r.transmit() {
 		return
 	}
-	// Only now: an event before the end of the write would be forgotten by it.
+	// After the write: finish would overwrite an earlier event.
 	if err := r.t.sender.poller.rearm(c); err != nil {
-		r.end(c, err)
+		r.endConn(c, err)
 	}
 }
 
-// transmit tells whether the kernel did not take all. The connection is given back
-// also where a Release panics.
+// transmit writes the batch, and reports whether the kernel did not take all of it. It gives
+// the connection back even if a Release panics.
 func (r *receiver) transmit() (full bool) {
 	defer func() {
 		full = r.out.full && r.out.broken == nil
 		r.t.mu.Lock()
-		r.out.finish() // what it would wake is this loop
+		r.out.finish() // the poller that it returns is this loop's
 		r.t.mu.Unlock()
 	}()
 	r.out.transmit()
-	r.out.look()
 	return
 }

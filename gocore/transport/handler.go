@@ -6,63 +6,65 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Releaser is told when memory that was lent to the transport is no longer used.
+// Releaser is notified when the transport no longer uses memory that it was lent.
 type Releaser interface {
-	// Release is called exactly once, on a loop's thread or inside Send, with no
-	// lock of the transport held. It must not block. One that sends anew has to
-	// stop when the peer is lost: a Send that drops releases before it returns.
+	// Release is called exactly once, on a loop's thread or inside Send, without a lock
+	// of the transport. It must not block. A Release that calls Send again must stop
+	// once the peer is lost: Send then drops the run and calls Release before it returns, and
+	// the two would call each other for ever.
 	Release()
 }
 
 // Outgoing is a run of consecutive packets of one tensor, or one packet without a
 // payload.
 type Outgoing struct {
-	// Header is the first packet's. Packet counts up from it; WireLen is filled in per
-	// packet, and RawLen with it where there is Data and it is plain.
+	// Header is that of the first packet. Later packets count up Packet; WireLen is set
+	// for each packet, and RawLen too if Data is not empty and plain.
 	Header wire.Header
-	// Data is cut into packets at wire.PacketBytes. It is read until Owner is
-	// released and must not change before. Empty for Empty and for a Sum of zeros.
+	// Data is divided into packets of wire.PacketBytes. It is read until Owner is
+	// released and must not change before. It is empty for wire.Empty and for a Sum of
+	// zeros.
 	Data []byte
-	// Owner, where not nil, is released after the last byte of Data was given to
-	// the kernel, or when the run is dropped because its connection ended.
+	// Owner, if not nil, is released after the kernel has taken the last byte of Data,
+	// or when the run is dropped because its connection ended.
 	Owner Releaser
 }
 
-// Landing is where a payload is read to.
-type Landing struct {
+// Destination is the memory that a payload is read into.
+type Destination struct {
 	Bytes []byte
-	// Owner is released by the transport only if the packet never becomes whole.
+	// Owner is released by the transport only if the packet is never completed.
 	Owner Releaser
 }
 
-// Handler is told what arrives. All its calls come from the receive loop's thread,
-// one at a time; none may block, and none may call Close or Goodbye.
+// Handler handles arriving packets. The receive loop's thread makes all calls, one at a
+// time. None may block, and none may call Close or Goodbye.
 type Handler interface {
-	// Place says where the payload of the packet that h announces is read to:
-	// h.WireLen bytes, more than 0. An error closes the connection.
-	Place(peer uint32, h *wire.Header) (Landing, error)
+	// Place returns the memory for the payload of the packet with header h: h.WireLen
+	// bytes, at least 1. An error closes the connection.
+	Place(peer uint32, h *wire.Header) (Destination, error)
 
-	// Arrived is called when a packet is whole; l is what Place gave for it, empty
-	// where the packet has no payload. l is the handler's from here on. An error
-	// closes the connection. h is valid during the call.
-	Arrived(peer uint32, h *wire.Header, l Landing) error
+	// Arrived is called when a packet is complete. l is the result of Place, empty for a
+	// packet without payload; from now on the handler owns it. An error closes the
+	// connection. h is valid during the call.
+	Arrived(peer uint32, h *wire.Header, l Destination) error
 
-	// Local is called for a packet that this node sent to itself. payload is the
-	// sender's memory, valid during the call. An error means that this node sent
-	// itself nonsense, a bug: the data plane fails.
+	// Local is called for a packet of this node to itself. payload is the sender's
+	// memory, valid during the call. An error is a bug of this node: the data plane
+	// fails.
 	Local(h *wire.Header, payload []byte) error
 
-	// Lost is called once for each connection that ended by itself: with nil after
-	// a Goodbye, from either side, else with what happened. Before the call every
-	// Owner queued for peer was released; after it, nothing is read from peer or
-	// written to it. Connections that our own Close ends are not reported.
+	// Lost is called once for each connection that has ended: with nil after a Goodbye
+	// from either side, else with the reason. Before the call every Owner queued for
+	// peer was released; after it, nothing is read from peer or written to it.
+	// Connections that Close ends are not reported.
 	Lost(peer uint32, err error)
 
 	// Tick is called about once a second.
 	Tick(now time.Time)
 
-	// Failed is called once if the data plane itself broke: a panic in a loop or a
-	// handler, epoll refused. Both loops have ended, all connections are closed,
+	// Failed is called once if the data plane itself failed: by a panic in a loop or a
+	// handler, or an error of epoll. Both loops have ended, all connections are closed,
 	// every Owner is released, and no other call follows.
 	Failed(err error)
 }

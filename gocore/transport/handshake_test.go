@@ -34,16 +34,15 @@ func helloTo(n *node, id uint32) wire.Hello {
 	return wire.NewHello(id, incarnation(id), n.id, incarnation(n.id), token)
 }
 
-// shake sends h and gives the answer: nil for welcome.
+// shake sends h and returns the answer, nil if accepted.
 func shake(c *net.TCPConn, h wire.Hello) error {
 	var b [wire.HelloBytes]byte
 	h.Put(b[:])
 	c.Write(b[:])
-	return answerOf(c)
+	return readAnswer(c)
 }
 
-// puppet is a peer of n with the given id that does what the test does with its
-// socket.
+// puppet is a peer of n with the given id; the test controls its socket.
 func puppet(t testing.TB, n *node, id uint32) *net.TCPConn {
 	t.Helper()
 	c := connect(t, n)
@@ -58,7 +57,7 @@ func puppet(t testing.TB, n *node, id uint32) *net.TCPConn {
 	return c
 }
 
-// untilClosed reads what the node still says until it hangs up.
+// untilClosed reads until the node closes the connection.
 func untilClosed(t testing.TB, c net.Conn) []byte {
 	t.Helper()
 	b, err := io.ReadAll(c)
@@ -68,7 +67,7 @@ func untilClosed(t testing.TB, c net.Conn) []byte {
 	return b
 }
 
-// exchange proves that two nodes still work together.
+// exchange checks that two nodes can still exchange packets.
 func exchange(t testing.TB, a, b *node) {
 	t.Helper()
 	for _, n := range []*node{a, b} {
@@ -91,7 +90,7 @@ func TestRefusals(t *testing.T) {
 	nodes := mesh(t, nil, 8, 9)
 	server := nodes[0]
 	for _, tc := range []struct {
-		what   string
+		name   string
 		change func(*wire.Hello)
 		says   string
 	}{
@@ -112,10 +111,10 @@ func TestRefusals(t *testing.T) {
 		err := shake(c, h)
 		var r *refusal
 		if !errors.As(err, &r) || !strings.Contains(r.reason, tc.says) {
-			t.Errorf("%s: answer %v, expected a refusal that says %q", tc.what, err, tc.says)
+			t.Errorf("%s: answer %v, expected a refusal that says %q", tc.name, err, tc.says)
 		}
 		if rest := untilClosed(t, c); len(rest) != 0 {
-			t.Errorf("%s: %q after the refusal", tc.what, rest)
+			t.Errorf("%s: %q after the refusal", tc.name, rest)
 		}
 	}
 	exchange(t, nodes[0], nodes[1])
@@ -124,7 +123,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The token is judged before anything that tells who is here.
+// The token is checked before any answer that reveals a fact about this node.
 func TestStrangersLearnNothing(t *testing.T) {
 	server := listen(t, 8, nil)
 	server.start(9)
@@ -136,7 +135,7 @@ func TestStrangersLearnNothing(t *testing.T) {
 	}
 }
 
-func TestDialTellsTheReasonOfARefusal(t *testing.T) {
+func TestDialReturnsTheReasonOfARefusal(t *testing.T) {
 	server, worker := listen(t, 8, nil), listen(t, 9, nil)
 	server.start(11)
 	worker.start()
@@ -197,7 +196,7 @@ func TestHalfAHandshakeEndsAtTheDeadline(t *testing.T) {
 	}
 }
 
-// Connections that say nothing take all places; who has something to say gets in.
+// Silent connections take all places; a peer that sends its Hello still gets one.
 func TestCrowdOfSilentConnections(t *testing.T) {
 	server := listen(t, 8, func(n *node) { n.handshakeTimeout = 10 * deadline })
 	worker := listen(t, 9, nil)
@@ -281,7 +280,7 @@ func TestRefusalsAreLoggedOncePerHost(t *testing.T) {
 	}
 	var h hosts
 	for i := range 2 * maxHosts {
-		h.first(&net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: i})
+		h.isFirst(&net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: i})
 	}
 	if len(h.seen) != maxHosts {
 		t.Errorf("%d hosts are remembered", len(h.seen))
@@ -299,7 +298,7 @@ func TestHandshakeWaitsForStart(t *testing.T) {
 	h.Put(b[:])
 	c.Write(b[:])
 	server.start(9)
-	if err := answerOf(c); err != nil {
+	if err := readAnswer(c); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := soon()
@@ -347,7 +346,7 @@ func TestDialTriesAgain(t *testing.T) {
 	}
 }
 
-func TestDialNobody(t *testing.T) {
+func TestDialWithoutAListener(t *testing.T) {
 	worker := listen(t, 9, nil)
 	gone := listen(t, 8, nil)
 	addr := gone.addr()
@@ -377,7 +376,7 @@ func TestCloseEndsADialThatWaits(t *testing.T) {
 	defer cancel()
 	dialed := make(chan error)
 	go func() { dialed <- worker.Dial(ctx, 8, 1, silent.addr()) }()
-	c, err := silent.listener.Accept() // which nobody else does
+	c, err := silent.listener.Accept() // as no other goroutine does
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -435,6 +434,24 @@ func TestAwaitNamesTheMissing(t *testing.T) {
 	}
 }
 
+// TestVanishedHostsAreNoticed: connections with other hosts have the options for it, those within this host do not.
+func TestVanishedHostsAreNoticed(t *testing.T) {
+	for _, remote := range []bool{true, false} {
+		nodes := mesh(t, func(n *node) { n.sys.isRemote = func(stream) bool { return remote } }, 8, 9)
+		for _, n := range nodes {
+			fd := n.fdOf(17 - n.id)
+			for name, tc := range map[string]struct{ option, want int }{
+				"milliseconds without acknowledgement": {unix.TCP_USER_TIMEOUT, vanishMs}, "seconds until a probe": {unix.TCP_KEEPIDLE, probeSeconds},
+				"seconds between probes": {unix.TCP_KEEPINTVL, probeSeconds},
+			} {
+				if got, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, tc.option); err != nil || (got == tc.want) != remote {
+					t.Errorf("remote %v, node %d: %s: %d, error %v", remote, n.id, name, got, err)
+				}
+			}
+		}
+	}
+}
+
 func TestSocketOptions(t *testing.T) {
 	tr, err := Listen(Config{Host: "127.0.0.1", SendBuffer: 50_000, ReceiveBuffer: 60_000})
 	if err != nil {
@@ -445,18 +462,18 @@ func TestSocketOptions(t *testing.T) {
 	server.start(9)
 	puppet(t, server, 9)
 	server.mu.Lock()
-	fd := server.mu.table.conns[9].fd
+	fd := server.mu.conns.byPeer[9].fd
 	server.mu.Unlock()
 	inherited, _ := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	inherited = strings.TrimRight(inherited, "\x00")
-	for what, tc := range map[string]struct{ level, option, want int }{
+	for name, tc := range map[string]struct{ level, option, want int }{
 		"no delay":       {syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1},
-		"unsent":         {syscall.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentNear},
+		"unsent":         {syscall.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentLocal},
 		"send buffer":    {syscall.SOL_SOCKET, syscall.SO_SNDBUF, 100_000}, // the kernel doubles it
 		"receive buffer": {syscall.SOL_SOCKET, syscall.SO_RCVBUF, 120_000},
 	} {
 		if got, err := syscall.GetsockoptInt(fd, tc.level, tc.option); err != nil || got != tc.want {
-			t.Errorf("%s is %d, expected %d, error %v", what, got, tc.want, err)
+			t.Errorf("%s is %d, expected %d, error %v", name, got, tc.want, err)
 		}
 	}
 	if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic"); err != nil {

@@ -55,18 +55,18 @@ func (l *ledger) check(t testing.TB) {
 	}
 }
 
-// arrival is one packet as a handler saw it.
+// arrival is one packet that a handler has received.
 type arrival struct {
 	peer    uint32 // own id for Local
 	header  wire.Header
 	payload []byte
 }
 
-// recorder is a Handler that keeps what it is told. A test may replace the parts.
+// recorder is a Handler that records its calls. A test may replace single methods.
 type recorder struct {
 	id                   uint32
-	places               ledger // of Landings: released by Arrived or by the transport
-	place                func(peer uint32, h *wire.Header) (Landing, error)
+	places               ledger // of Destinations: released by Arrived or by the transport
+	place                func(peer uint32, h *wire.Header) (Destination, error)
 	arrived              func(a arrival) error // in place of keeping it; the payload is valid during the call
 	lost                 func(peer uint32, err error)
 	badPlace, badArrival error // guarded by mu: what Place and Arrived answer
@@ -94,19 +94,19 @@ func (r *recorder) note(f func()) {
 	r.changed = make(chan struct{})
 }
 
-func (r *recorder) Place(peer uint32, h *wire.Header) (Landing, error) {
+func (r *recorder) Place(peer uint32, h *wire.Header) (Destination, error) {
 	if r.place != nil {
 		return r.place(peer, h)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.badPlace != nil {
-		return Landing{}, r.badPlace
+		return Destination{}, r.badPlace
 	}
-	return Landing{Bytes: make([]byte, h.WireLen), Owner: r.places.lend(nil)}, nil
+	return Destination{Bytes: make([]byte, h.WireLen), Owner: r.places.lend(nil)}, nil
 }
 
-func (r *recorder) Arrived(peer uint32, h *wire.Header, l Landing) error {
+func (r *recorder) Arrived(peer uint32, h *wire.Header, l Destination) error {
 	if l.Owner != nil {
 		l.Owner.Release()
 	}
@@ -149,8 +149,8 @@ func (r *recorder) Tick(time.Time) { r.note(func() { r.ticks++ }) }
 
 func (r *recorder) Failed(err error) { r.note(func() { r.failure = err }) }
 
-// until waits for met, which is called with mu held after every change.
-func (r *recorder) until(t testing.TB, what string, met func() bool) {
+// waitUntil waits for met, which is called with mu held after every change.
+func (r *recorder) until(t testing.TB, name string, met func() bool) {
 	t.Helper()
 	timer := time.NewTimer(deadline)
 	defer timer.Stop()
@@ -164,7 +164,7 @@ func (r *recorder) until(t testing.TB, what string, met func() bool) {
 		select {
 		case <-changed:
 		case <-timer.C:
-			t.Fatalf("node %d waited in vain for %s", r.id, what)
+			t.Fatalf("node %d waited in vain for %s", r.id, name)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func (n *node) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa
 // listen makes a node that is not started; prepare may change it.
 func listen(t testing.TB, id uint32, prepare func(*node)) *node {
 	t.Helper()
-	tr, err := Listen(Config{Host: "127.0.0.1", Share: kitShare})
+	tr, err := Listen(Config{Host: "127.0.0.1", SharedMemory: kitSharedMemory})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func (n *node) start(expect ...uint32) {
 	for _, id := range append(expect, n.puppets...) {
 		m[id] = incarnation(id)
 	}
-	n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, m, n.rates, n.h)
+	n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, m, 0, n.h)
 }
 
 func soon() (context.Context, context.CancelFunc) {
@@ -256,7 +256,7 @@ func contrib(tensor uint32, priority int32) wire.Header {
 	return wire.Header{Kind: wire.Contrib, DType: wire.Uint8, Tensor: tensor, Run: 1, Round: 1, Priority: priority}
 }
 
-// fill writes bytes that tell the place: of tensor, sent by id, at each offset.
+// fill writes bytes that differ by tensor, sender and offset.
 func fill(b []byte, id, tensor uint32) []byte {
 	for i := range b {
 		b[i] = content(id, tensor, i)
@@ -288,14 +288,14 @@ func seeded(t testing.TB, seed uint64) *rand.Rand {
 }
 
 // kitShare is how the nodes of tests connect; bothWays changes it.
-var kitShare = ShareNever
+var kitSharedMemory = SharedMemoryNever
 
-// bothWays runs a test over TCP and over shared memory.
-func bothWays(t *testing.T, test func(t *testing.T)) {
-	for name, share := range map[string]Share{"tcp": ShareNever, "shared memory": ShareAlways} {
+// overTCPAndShm runs a test over TCP and over shared memory.
+func overTCPAndShm(t *testing.T, test func(t *testing.T)) {
+	for name, mode := range map[string]SharedMemory{"tcp": SharedMemoryNever, "shared memory": SharedMemoryAlways} {
 		t.Run(name, func(t *testing.T) {
-			kitShare = share
-			defer func() { kitShare = ShareNever }()
+			kitSharedMemory = mode
+			defer func() { kitSharedMemory = SharedMemoryNever }()
 			test(t)
 		})
 	}

@@ -2,10 +2,10 @@ package transport
 
 import "fptps/gocore/fault"
 
-// Where one core cannot fill the link, a data plane has several lanes. Each is a
-// Transport of its own with two loops, and two nodes have a connection in each; only
-// the listener is the first one's, which passes on what is for the others. The first
-// one's Start, Goodbye, Close, Stats and Sockets are for all.
+// If one core cannot fill the link, a data plane has several lanes. Each is a Transport
+// with two loops, and two nodes have a connection in each lane. Lane 0 has the listener, and
+// passes accepted connections to the other lanes; its Start, Goodbye, Close, Stats and
+// Sockets apply to all lanes.
 
 // Divide gives the data plane n lanes. It is called before Start, at most once.
 func (t *Transport) Divide(n int) error {
@@ -25,13 +25,13 @@ func (t *Transport) Divide(n int) error {
 	stopped := t.mu.stopped
 	t.mu.lanes = lanes
 	t.mu.Unlock()
-	if stopped { // by a Close that knew nothing of them
+	if stopped { // by a Close that did not know the new lanes
 		t.Close()
 	}
 	return nil
 }
 
-// Lane gives lane number i, nil where there is none: for Send, Dial, Await and Weigh.
+// Lane returns lane i, nil if there is none. Send, Dial, Await and Weigh are called on it.
 func (t *Transport) Lane(i int) *Transport {
 	if i == 0 {
 		return t
@@ -42,19 +42,9 @@ func (t *Transport) Lane(i int) *Transport {
 	return nil
 }
 
-// others gives the lanes but the first.
+// others returns the lanes but lane 0.
 func (t *Transport) others() []*Transport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.mu.lanes
-}
-
-// split gives each of so many lanes its part. They carry like amounts, as tensors are
-// spread over them.
-func (r Rates) split(lanes int) Rates {
-	part := Rates{Out: r.Out / float64(lanes), In: r.In / float64(lanes), To: map[uint32]float64{}}
-	for peer, rate := range r.To {
-		part.To[peer] = rate / float64(lanes)
-	}
-	return part
 }

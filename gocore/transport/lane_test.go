@@ -27,7 +27,7 @@ func laned(t *testing.T, lanes int) (nodes [2]*node, hs [][2]*recorder) {
 		for _, h := range hs {
 			handlers = append(handlers, h[i])
 		}
-		n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, map[uint32]uint64{9: incarnation(9)}, Rates{}, handlers...)
+		n.Start(Identity{ID: n.id, Incarnation: incarnation(n.id), Token: token}, map[uint32]uint64{9: incarnation(9)}, 0, handlers...)
 	}
 	ctx, cancel := soon()
 	defer cancel()
@@ -44,7 +44,7 @@ func laned(t *testing.T, lanes int) (nodes [2]*node, hs [][2]*recorder) {
 
 // What is sent in a lane arrives in it, whatever is queued in the others; to the node
 // itself too. Counters, sockets and the end are of all lanes.
-func TestLanes(t *testing.T) { bothWays(t, testLanes) }
+func TestLanes(t *testing.T) { overTCPAndShm(t, testLanes) }
 
 func testLanes(t *testing.T) {
 	const lanes = 3
@@ -74,7 +74,7 @@ func testLanes(t *testing.T) {
 	}
 }
 
-// A goodbye is one in every lane, after all that was queued there.
+// Goodbye writes the queue and a Goodbye in every lane.
 func TestGoodbyeInAllLanes(t *testing.T) {
 	nodes, hs := laned(t, 2)
 	var l ledger
@@ -98,7 +98,7 @@ func TestGoodbyeInAllLanes(t *testing.T) {
 	}
 }
 
-// Lanes that come to a data plane which is closed meanwhile are closed as well.
+// Lanes that are added while the data plane is closed are closed too.
 func TestLanesOfAClosedDataPlane(t *testing.T) {
 	n := listen(t, 8, nil)
 	n.Close()
@@ -115,15 +115,15 @@ func TestLanesOfAClosedDataPlane(t *testing.T) {
 	}
 }
 
-// A peer that asks for a lane that is not there is told so.
-func TestLaneThatIsNotThere(t *testing.T) {
+// A handshake for a lane that does not exist is refused with that reason.
+func TestUnknownLane(t *testing.T) {
 	server, worker := listen(t, 8, nil), listen(t, 9, nil)
 	server.start(9)
 	if err := worker.Divide(2); err != nil {
 		t.Fatal(err)
 	}
 	h := newRecorder(9)
-	worker.Start(Identity{ID: 9, Incarnation: incarnation(9), Token: token}, nil, Rates{}, h, h)
+	worker.Start(Identity{ID: 9, Incarnation: incarnation(9), Token: token}, nil, 0, h, h)
 	ctx, cancel := soon()
 	defer cancel()
 	err := worker.Lane(1).Dial(ctx, 8, incarnation(8), server.addr())
@@ -132,16 +132,16 @@ func TestLaneThatIsNotThere(t *testing.T) {
 	}
 }
 
-// Each lane gets its part of the rates.
-func TestRatesOfLanes(t *testing.T) {
+// The rate of the link is divided among the lanes.
+func TestLinkRateOfLanes(t *testing.T) {
 	nodes := [1]*node{listen(t, 8, nil)}
 	if err := nodes[0].Divide(2); err != nil {
 		t.Fatal(err)
 	}
-	nodes[0].Start(Identity{ID: 8}, nil, Rates{Out: 10, In: 20, To: map[uint32]float64{9: 30}}, newRecorder(8), newRecorder(8))
+	nodes[0].Start(Identity{ID: 8}, nil, 10, newRecorder(8), newRecorder(8))
 	for i := range 2 {
-		if l := nodes[0].Lane(i); l.rates.Out != 5 || l.rates.In != 10 || l.rates.To[9] != 15 || l.mu.table.link.rate != 5 {
-			t.Errorf("lane %d: %+v", i, l.rates)
+		if got := nodes[0].Lane(i).mu.conns.link.rate; got != 5 {
+			t.Errorf("lane %d: %v", i, got)
 		}
 	}
 }

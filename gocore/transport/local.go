@@ -2,10 +2,10 @@ package transport
 
 import "fmt"
 
-// local hands this node's packets to itself over to the handler, up to a limit, one
-// at a time so that more urgent ones get in between.
+// local passes this node's packets to itself to the handler, up to a limit, one at a time,
+// so that more urgent ones can overtake.
 func (r *receiver) local() error {
-	for range localPerTurn {
+	for range localPerPass {
 		t := r.t
 		t.mu.Lock()
 		if t.mu.local.empty() {
@@ -21,8 +21,8 @@ func (r *receiver) local() error {
 	return nil
 }
 
-// deliver calls the handler with p and, after a run's last packet, releases it,
-// also where the handler panics.
+// deliver calls the handler with p. After the last packet of a run it releases the run, also
+// if the handler panics.
 func (r *receiver) deliver(p packet) error {
 	r.ownHeader = p.header()
 	r.t.count.packetsLocal.Add(1)
@@ -41,7 +41,7 @@ func (t *Transport) complete(done *run) {
 	t.mu.Lock()
 	t.recycle(done)
 	if t.mu.leaving && t.mu.local.empty() {
-		t.announce()
+		t.notifyChanged()
 	}
 	t.mu.Unlock()
 }

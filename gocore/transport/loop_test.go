@@ -13,7 +13,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// taken is how many bytes a kernel that takes everything takes.
+// taken returns the length of vector, for a kernel that takes everything.
 func taken(vector []unix.Iovec) (n int) {
 	for _, v := range vector {
 		n += int(v.Len)
@@ -21,28 +21,28 @@ func taken(vector []unix.Iovec) (n int) {
 	return n
 }
 
-// fdOf is the socket of n's connection with peer.
+// fdOf returns the socket of n's connection with peer.
 func (n *node) fdOf(peer uint32) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.mu.table.conns[peer].fd
+	return n.mu.conns.byPeer[peer].fd
 }
 
 // untilWritable waits until the loops have taken over every connection.
 func (n *node) untilWritable() {
 	for waits := true; waits; runtime.Gosched() {
 		n.mu.Lock()
-		waits = slices.ContainsFunc(n.mu.table.order, func(c *conn) bool { return !c.writable })
+		waits = slices.ContainsFunc(n.mu.conns.order, func(c *conn) bool { return !c.writable })
 		n.mu.Unlock()
 	}
 }
 
-// together queues runs in one step, so that the send loop finds them all.
+// together queues runs in one step, so that the send loop sees all of them at once.
 func (n *node) together(to []uint32, m Outgoing) {
 	n.mu.Lock()
 	var wake *poller
 	for _, peer := range to {
-		n.place(peer, &m)
+		n.pushRun(peer, &m)
 		if w := n.wakeSender(); w != nil {
 			wake = w
 		}
@@ -51,7 +51,7 @@ func (n *node) together(to []uint32, m Outgoing) {
 	n.wake(wake)
 }
 
-func TestEqualsAreServedInACircleAfterOwnId(t *testing.T) {
+func TestEqualConnectionsAreServedInTurnAfterOwnID(t *testing.T) {
 	fds := make(chan int, 6)
 	nodes := mesh(t, func(n *node) {
 		if n.id == 10 {
@@ -76,8 +76,8 @@ func TestEqualsAreServedInACircleAfterOwnId(t *testing.T) {
 	}
 }
 
-// While one connection always takes more, epoll is still asked about the others.
-func TestBusyConnectionDoesNotHideThatAnotherIsWritable(t *testing.T) {
+// While one connection is always writable, epoll is still polled for the others.
+func TestBusyConnectionDoesNotHideAWritableOne(t *testing.T) {
 	var full atomic.Int64 // the socket that is full once
 	full.Store(-1)
 	nodes := mesh(t, func(n *node) {
@@ -113,8 +113,8 @@ func TestBusyConnectionDoesNotHideThatAnotherIsWritable(t *testing.T) {
 	over.Store(true)
 }
 
-// A full socket is left alone until epoll speaks: no writes in vain meanwhile.
-func TestFullSocketIsNotTriedAgainAndAgain(t *testing.T) {
+// A full socket is not written until epoll reports it writable.
+func TestFullSocketIsNotRetried(t *testing.T) {
 	var vain atomic.Int64
 	var l ledger
 	nodes := mesh(t, func(n *node) {
@@ -140,9 +140,9 @@ func TestFullSocketIsNotTriedAgainAndAgain(t *testing.T) {
 	}
 }
 
-// A peer that has left, while this node cannot write it its own Goodbye, is not
-// read again and again.
-func TestEndThatWasReadIsNotReadAgain(t *testing.T) {
+// The end of a peer's stream is read once, even while this node cannot write its own
+// Goodbye.
+func TestEndOfStreamIsReadOnce(t *testing.T) {
 	var l ledger
 	server := listen(t, 8, nil)
 	server.start(9)
@@ -178,9 +178,8 @@ func (n *node) untilLeaving() {
 	}
 }
 
-// What is queued to the node itself is delivered before Goodbye returns, also where
-// there is nobody else.
-func TestGoodbyeOfALoneNode(t *testing.T) {
+// A node's packets to itself are delivered before Goodbye returns, even without a peer.
+func TestGoodbyeWithoutPeers(t *testing.T) {
 	open := make(chan struct{})
 	delivered := 0
 	n := listen(t, 8, func(n *node) {
@@ -224,7 +223,7 @@ func TestFailedWriteEndsTheConnection(t *testing.T) {
 	nodes[1].h.untilLost(t, 8)
 }
 
-// The runs of one batch are released also where the first release panics.
+// All runs of a batch are released even if the first Release panics.
 func TestPanicInTheFirstReleaseOfABatch(t *testing.T) {
 	var l ledger
 	nodes := mesh(t, nil, 8, 9)
@@ -236,7 +235,7 @@ func TestPanicInTheFirstReleaseOfABatch(t *testing.T) {
 			then = func() { panic("burst") }
 		}
 		m := Outgoing{Header: contrib(1, 0), Data: make([]byte, 10), Owner: l.lend(then)}
-		server.place(9, &m)
+		server.pushRun(9, &m)
 	}
 	server.mu.sendSleeps = false
 	server.mu.Unlock()
@@ -247,7 +246,7 @@ func TestPanicInTheFirstReleaseOfABatch(t *testing.T) {
 
 func TestReceiveLoopSleepsOnlyWithoutWork(t *testing.T) {
 	n := listen(t, 8, nil)
-	idle := func() bool { return n.receiver.idle() }
+	idle := func() bool { return n.receiver.trySleep() }
 	if !idle() || !n.mu.receiveSleeps {
 		t.Error("nothing to do, and no sleep")
 	}
@@ -267,8 +266,8 @@ func TestReceiveLoopSleepsOnlyWithoutWork(t *testing.T) {
 	}
 }
 
-// Bursts of runs are taken from the pool that earlier ones filled.
-func TestRunsAreUsedAgain(t *testing.T) {
+// Runs are reused: later bursts take them from the free list.
+func TestRunsAreReused(t *testing.T) {
 	const burst = 500
 	left := 0
 	done := make(chan struct{})

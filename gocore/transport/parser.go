@@ -8,78 +8,77 @@ import (
 	"fptps/gocore/wire"
 )
 
-// sink is the part of Handler that a stream of packets needs.
+// sink has the methods of Handler that a parser calls.
 type sink interface {
-	Place(peer uint32, h *wire.Header) (Landing, error)
-	Arrived(peer uint32, h *wire.Header, l Landing) error
+	Place(peer uint32, h *wire.Header) (Destination, error)
+	Arrived(peer uint32, h *wire.Header, l Destination) error
 }
 
-// parser is the state of one connection's stream. It does no IO: the loop reads into
-// what target says and tells with took how much came.
+// parser parses the stream of one connection. It does no IO: the receive loop reads into
+// the vector from target, then calls advance with the number of bytes read.
 //
-// What it waits for is a train: the payload of a packet and the header after it, as
-// often as headers have announced packets, once for the last. At the start and after
-// a packet without payload the train is a header alone.
+// The parser expects a train: for each announced packet its payload and the header after
+// it. At the start, and after a packet without payload, the train is a single header.
 type parser struct {
-	peer    uint32
-	header  wire.Header // of the payload in flight, train[at]
-	train   [wire.MaxAhead + 1]carriage
-	n       int         // train[:n] is the train; 0 stands for a header alone
-	at      int         // where the next byte goes
-	got     int         // bytes of train[at] that are here; less than all of it
-	coming  wire.Header // scratch: what a header announces
-	goodbye bool        // the last packet was a Goodbye
+	peer      uint32
+	header    wire.Header // of the payload that is being received, train[at]
+	train     [wire.MaxAhead + 1]trainPacket
+	n         int         // train[:n] is the train; 0: a single header
+	at        int         // index of the packet that the next byte belongs to
+	received  int         // bytes of train[at] received so far
+	announced wire.Header // scratch: an announced header
+	goodbye   bool        // the last packet was a Goodbye
 }
 
-// carriage is a payload and the header after it.
-type carriage struct {
-	landing Landing // Bytes is nil where there is no payload, Owner where it was given away
-	next    [wire.HeaderBytes]byte
+// trainPacket is a payload with the header after it.
+type trainPacket struct {
+	payload     int         // bytes; 0: none
+	destination Destination // for the payload; cleared when that is complete: then the handler owns the memory and may unmap it
+	next        [wire.HeaderBytes]byte
 }
 
-func (c *carriage) size() int { return len(c.landing.Bytes) + wire.HeaderBytes }
+func (c *trainPacket) size() int { return c.payload + wire.HeaderBytes }
 
-// vectorLen is the most entries of target's vector.
+// vectorLen is the largest length of target's vector.
 const vectorLen = 2 * (wire.MaxAhead + 1)
 
-// target fills v with where the next bytes go: payloads straight to their places, up
-// to the first header that is not announced, never more, since where the payload
-// after it goes is not known before it is read. It returns the vector and its length.
+// target fills v with the memory for the next bytes: payloads go straight to their places.
+// It ends with the first header that was not announced, because the place of the payload
+// after it is unknown until that header is read. It returns the vector and its length.
 func (p *parser) target(v *[vectorLen]unix.Iovec) (vector []unix.Iovec, bytes int) {
-	n, got := 0, p.got
+	n, got := 0, p.received
 	for i := p.at; i < max(p.n, 1); i++ {
 		c := &p.train[i]
-		for _, part := range [2][]byte{c.landing.Bytes, c.next[:]} {
-			if got >= len(part) {
-				got -= len(part)
-				continue
-			}
-			v[n] = iovec(part[got:])
-			bytes += len(part) - got
-			got = 0
+		bytes += c.size() - got
+		if got < c.payload {
+			v[n] = iovec(c.destination.Bytes[got:])
+			got = c.payload
 			n++
 		}
+		v[n] = iovec(c.next[got-c.payload:])
+		got = 0
+		n++
 	}
 	return v[:n], bytes
 }
 
-// took goes on by n bytes, at most target's. After an error the stream is dead.
-func (p *parser) took(n int, s sink) error {
+// advance parses n received bytes, at most those of target. After an error the stream must
+// not be used any more.
+func (p *parser) advance(n int, s sink) error {
 	for n > 0 {
 		c := &p.train[p.at]
-		payload := len(c.landing.Bytes)
-		k := min(n, c.size()-p.got)
-		whole := p.got < payload && p.got+k >= payload
-		p.got += k
+		k := min(n, c.size()-p.received)
+		complete := p.received < c.payload && p.received+k >= c.payload
+		p.received += k
 		n -= k
-		if whole {
-			l := c.landing
-			c.landing.Owner = nil
+		if complete {
+			l := c.destination
+			c.destination = Destination{}
 			if err := s.Arrived(p.peer, &p.header, l); err != nil {
 				return err
 			}
 		}
-		if p.got < c.size() {
+		if p.received < c.size() {
 			return nil
 		}
 		if err := p.next(c, s); err != nil {
@@ -89,29 +88,29 @@ func (p *parser) took(n int, s sink) error {
 	return nil
 }
 
-// next takes the header after c, which is whole.
-func (p *parser) next(c *carriage, s sink) error {
+// next parses the header after c, which is complete.
+func (p *parser) next(c *trainPacket, s sink) error {
 	before := p.header
 	h := &p.header
 	if err := h.Get(c.next[:]); err != nil {
 		return err
 	}
-	p.at, p.got = p.at+1, 0
+	p.at, p.received = p.at+1, 0
 	if p.at >= p.n {
 		return p.begin(s)
 	}
-	if h.Kind != before.Kind || h.Tensor != before.Tensor || h.Packet != before.Packet+1 || h.Round != before.Round ||
+	if h.Kind != before.Kind || h.Tensor != before.Tensor || h.Packet != before.Packet+1 || h.Round != before.Round || h.Number != before.Number ||
 		h.WireLen != before.WireLen || h.Ahead != before.Ahead-1 {
-		return fmt.Errorf("%+v follows, but %+v has announced another packet", *h, before)
+		return fmt.Errorf("packet %+v follows, but %+v has announced another one", *h, before)
 	}
 	return nil
 }
 
-// begin starts the train that p.header leads.
+// begin starts the train whose first header is p.header.
 func (p *parser) begin(s sink) error {
 	h := &p.header
 	p.n, p.at = 0, 0
-	p.train[0].landing = Landing{}
+	p.train[0].payload = 0
 	if p.goodbye {
 		return fmt.Errorf("a packet after the goodbye")
 	}
@@ -120,33 +119,32 @@ func (p *parser) begin(s sink) error {
 		return nil
 	}
 	if h.WireLen == 0 {
-		return s.Arrived(p.peer, h, Landing{})
+		return s.Arrived(p.peer, h, Destination{})
 	}
-	p.coming = *h
+	p.announced = *h
 	for range h.Ahead + 1 {
-		l, err := s.Place(p.peer, &p.coming)
+		l, err := s.Place(p.peer, &p.announced)
 		if err != nil {
 			return err
 		}
-		p.train[p.n].landing = l
+		p.train[p.n].destination, p.train[p.n].payload = l, len(l.Bytes)
 		p.n++
 		if len(l.Bytes) != int(h.WireLen) {
 			return fmt.Errorf("a place of %d bytes for a payload of %d", len(l.Bytes), h.WireLen)
 		}
-		p.coming.Packet++
-		p.coming.Ahead--
+		p.announced.Packet++
+		p.announced.Ahead--
 	}
 	return nil
 }
 
-// abandon calls release with the owners of the places of packets that will not become
-// whole.
+// abandon calls release with the owners of places whose packets will not be completed.
 func (p *parser) abandon(release func(Releaser)) {
 	for i := range p.train[:p.n] {
-		if o := p.train[i].landing.Owner; o != nil {
+		if o := p.train[i].destination.Owner; o != nil {
 			release(o)
 		}
+		p.train[i].destination = Destination{}
 	}
-	p.n = 0
-	p.train[0].landing = Landing{}
+	p.n, p.train[0].payload = 0, 0
 }

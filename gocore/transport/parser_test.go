@@ -17,7 +17,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// seen is a sink that keeps packets as strings.
+// seen is a sink that records packets as strings.
 type seen struct {
 	packets []string
 	largest int
@@ -27,21 +27,21 @@ type seen struct {
 	short   bool
 }
 
-func (s *seen) Place(_ uint32, h *wire.Header) (Landing, error) {
+func (s *seen) Place(_ uint32, h *wire.Header) (Destination, error) {
 	if s.refuse == len(s.packets)+1 {
-		return Landing{}, errors.New("no place")
+		return Destination{}, errors.New("no place")
 	}
 	s.largest = max(s.largest, int(h.WireLen))
 	n := int(h.WireLen)
 	if s.short {
 		n--
 	}
-	l := Landing{Bytes: make([]byte, n), Owner: s.owners.lend(nil)}
+	l := Destination{Bytes: make([]byte, n), Owner: s.owners.lend(nil)}
 	s.most = max(s.most, s.owners.lent.Load()-s.owners.released.Load())
 	return l, nil
 }
 
-func (s *seen) Arrived(_ uint32, h *wire.Header, l Landing) error {
+func (s *seen) Arrived(_ uint32, h *wire.Header, l Destination) error {
 	if l.Owner != nil {
 		l.Owner.Release()
 	}
@@ -53,7 +53,7 @@ func describePacket(h *wire.Header, payload []byte) string {
 	return fmt.Sprintf("%+v %x", *h, payload)
 }
 
-// feed gives stream to p in pieces of random size, as readv would.
+// feed passes stream to p in pieces of random size, as readv would.
 func feed(p *parser, stream []byte, rng *rand.Rand, s sink) error {
 	var scratch [vectorLen]unix.Iovec
 	for len(stream) > 0 {
@@ -70,14 +70,28 @@ func feed(p *parser, stream []byte, rng *rand.Rand, s sink) error {
 			return fmt.Errorf("the vector is %d bytes shorter than it says", len(left))
 		}
 		stream = stream[n:]
-		if err := p.took(n, s); err != nil {
+		if err := p.advance(n, s); err != nil {
+			return err
+		}
+		if err := p.checkPointers(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// dumbParse reads the whole stream at once.
+// checkPointers fails if the parser still refers to the memory of complete packets, which their owners may unmap.
+func (p *parser) checkPointers() error {
+	for i := range p.train {
+		due := i < p.n && (i > p.at || i == p.at && p.received < p.train[i].payload)
+		if (p.train[i].destination.Bytes != nil) != due {
+			return fmt.Errorf("carriage %d of %d, %d bytes of number %d are here: memory of %d bytes is kept", i, p.n, p.received, p.at, len(p.train[i].destination.Bytes))
+		}
+	}
+	return nil
+}
+
+// dumbParse is the reference: it parses the whole stream at once.
 func dumbParse(stream []byte) (packets []string, goodbye bool, err error) {
 	var last wire.Header
 	for len(stream) >= wire.HeaderBytes {
@@ -89,7 +103,7 @@ func dumbParse(stream []byte) (packets []string, goodbye bool, err error) {
 		promised.Packet++
 		promised.Ahead--
 		if last.Ahead > 0 && identity(h) != identity(promised) {
-			return packets, goodbye, fmt.Errorf("%+v follows, but %+v has announced another packet", h, last)
+			return packets, goodbye, fmt.Errorf("packet %+v follows, but %+v has announced another one", h, last)
 		}
 		last = h
 		if goodbye {
@@ -108,12 +122,12 @@ func dumbParse(stream []byte) (packets []string, goodbye bool, err error) {
 	return packets, goodbye, nil
 }
 
-// identity is what a packet is announced by.
+// identity holds the fields that must match an announcement.
 func identity(h wire.Header) [6]uint64 {
 	return [6]uint64{uint64(h.Kind), uint64(h.Tensor), uint64(h.Packet), h.Round, uint64(h.WireLen), uint64(h.Ahead)}
 }
 
-// packetBytes is a packet as it travels.
+// packetBytes encodes a packet.
 func packetBytes(h wire.Header, payload int) []byte {
 	h.WireLen = uint32(payload)
 	if payload > 0 {
@@ -124,7 +138,7 @@ func packetBytes(h wire.Header, payload int) []byte {
 	return append(b, fill(make([]byte, payload), 1, h.Tensor)...)
 }
 
-// realStream is n random packets that nodes send, without a Goodbye.
+// realStream makes n random valid packets, without a Goodbye.
 func realStream(rng *rand.Rand, n int) (b []byte) {
 	for range n {
 		h := contrib(rng.Uint32N(100), 0)
@@ -171,7 +185,7 @@ func checkParser(t *testing.T, stream []byte, seed uint64) {
 	s.owners.check(t)
 }
 
-func TestParserAgainstADumbOne(t *testing.T) {
+func TestParserEqualsReference(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
 	for range 200 {
 		stream := realStream(rng, rng.IntN(20))
@@ -198,7 +212,7 @@ func TestParserAgainstADumbOne(t *testing.T) {
 	}
 }
 
-func TestParserWhenThereIsNoPlace(t *testing.T) {
+func TestParserWithoutAPlace(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
 	stream := bytes.Join([][]byte{packetBytes(contrib(1, 0), 10), packetBytes(contrib(2, 0), 20)}, nil)
 	var p parser
@@ -229,7 +243,7 @@ func TestParserAllocatesNothing(t *testing.T) {
 			for _, v := range vector {
 				left = left[copy(unsafe.Slice(v.Base, v.Len), left):]
 			}
-			if err := p.took(n, &s); err != nil {
+			if err := p.advance(n, &s); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -244,12 +258,14 @@ type fixedSink struct {
 	arrived int
 }
 
-func (s *fixedSink) Place(uint32, *wire.Header) (Landing, error) { return Landing{Bytes: s.place}, nil }
+func (s *fixedSink) Place(uint32, *wire.Header) (Destination, error) {
+	return Destination{Bytes: s.place}, nil
+}
 
-func (s *fixedSink) Arrived(uint32, *wire.Header, Landing) error { s.arrived++; return nil }
+func (s *fixedSink) Arrived(uint32, *wire.Header, Destination) error { s.arrived++; return nil }
 
-// mend gives headers their magic, version and checksum, so that whatever else is in
-// them reaches the checks behind.
+// mend corrects magic, version and checksum of the headers in a fuzzed stream, so that the
+// later checks are reached.
 func mend(stream []byte) {
 	for len(stream) >= wire.HeaderBytes {
 		copy(stream, "FP\x01")

@@ -9,30 +9,30 @@ import (
 )
 
 const (
-	// maxPending bounds the handshakes that others have begun with us and not ended.
+	// maxPending bounds the unfinished handshakes that peers have begun.
 	maxPending = 64
-	// grace is how long a handshake may take while others wait for its place.
+	// grace is how long a handshake may take while others wait for a place.
 	grace = 100 * time.Millisecond
-	// maxHosts bounds the memory of whom was logged.
+	// maxHosts bounds the number of hosts whose failed handshakes are logged.
 	maxHosts = 1024
 )
 
-// pending is the connections in the middle of a handshake, oldest first.
+// pending holds the connections with unfinished handshakes, oldest first.
 type pending struct {
 	mu     sync.Mutex
 	closed bool
-	conns  []shaking
-	left   chan struct{} // holds a signal after a connection has left
+	conns  []handshaking
+	freed  chan struct{} // holds a signal after a place was freed
 }
 
-type shaking struct {
+type handshaking struct {
 	conn  stream
 	since time.Time
 }
 
-func newPending() *pending { return &pending{left: make(chan struct{}, 1)} }
+func newPending() *pending { return &pending{freed: make(chan struct{}, 1)} }
 
-// add is false, and closes c, where the transport is closing.
+// add returns false and closes c if the transport is closing.
 func (p *pending) add(c stream, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -40,24 +40,24 @@ func (p *pending) add(c stream, now time.Time) bool {
 		c.Close()
 		return false
 	}
-	p.conns = append(p.conns, shaking{c, now})
+	p.conns = append(p.conns, handshaking{c, now})
 	return true
 }
 
 func (p *pending) remove(c stream) {
 	p.mu.Lock()
-	p.conns = slices.DeleteFunc(p.conns, func(s shaking) bool { return s.conn == c })
+	p.conns = slices.DeleteFunc(p.conns, func(s handshaking) bool { return s.conn == c })
 	p.mu.Unlock()
 	select {
-	case p.left <- struct{}{}:
+	case p.freed <- struct{}{}:
 	default:
 	}
 }
 
-// crowded tells how long the next handshake has to wait for a place; 0 is not at
-// all. Where all are taken, the oldest loses its place when its grace is over, so
-// that connections which say nothing cannot keep the others out.
-func (p *pending) crowded(now time.Time) time.Duration {
+// waitForPlace returns how long the next handshake must wait for a place, 0 if there is
+// one. If all are taken, the oldest handshake is closed after its grace time, so that
+// silent connections cannot lock out others.
+func (p *pending) waitForPlace(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.conns) < maxPending {
@@ -67,12 +67,12 @@ func (p *pending) crowded(now time.Time) time.Duration {
 	if wait := grace - now.Sub(oldest.since); wait > 0 {
 		return wait
 	}
-	oldest.conn.Close() // its goroutine goes on to end by itself
+	oldest.conn.Close() // its goroutine then ends by itself
 	p.conns = slices.Delete(p.conns, 0, 1)
 	return 0
 }
 
-// close ends all handshakes, and those to come.
+// close ends all handshakes, and later ones.
 func (p *pending) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *pending) fds() (fds []int) {
 	return fds
 }
 
-// stream is what a handshake runs over.
+// stream is a connection that can carry a handshake.
 type stream interface {
 	net.Conn
 	syscall.Conn
@@ -109,16 +109,16 @@ func descriptor(c syscall.Conn) (fd int, err error) {
 	return fd, err
 }
 
-// hosts remembers whose bad handshakes were logged already.
+// hosts holds the hosts whose failed handshakes were logged.
 type hosts struct {
 	mu   sync.Mutex
 	seen map[string]bool
 }
 
-// first is true once per host of addr; beyond maxHosts never.
-func (h *hosts) first(addr net.Addr) bool {
+// isFirst returns true once for each host, and never for hosts beyond maxHosts.
+func (h *hosts) isFirst(addr net.Addr) bool {
 	host, _, err := net.SplitHostPort(addr.String())
-	if err != nil { // a Unix socket's
+	if err != nil { // a Unix socket has no host
 		host = "this host"
 	}
 	h.mu.Lock()

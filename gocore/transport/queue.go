@@ -6,25 +6,25 @@ import (
 	"fptps/gocore/wire"
 )
 
-// run is one Outgoing in a queue, and how far it got.
+// run is an Outgoing in a queue, with the number of its packets already popped.
 type run struct {
 	Outgoing
-	urgency int64
-	whole   bool   // goes on once it has begun, whatever is more urgent
-	begun   bool   // whole, and its first packet was popped
-	seq     uint64 // order of the calls to Send
-	packets int    // at least 1
-	next    int    // the packets before this one have been popped; in the heap while next < packets
+	urgency       int64
+	nonPreemptive bool   // once begun, it is sent completely, before more urgent runs
+	begun         bool   // it is nonPreemptive and its first packet was popped
+	seq           uint64 // order of the calls to Send
+	packets       int    // at least 1
+	next          int    // index of the next packet to pop; in the heap while next < packets
 }
 
-// Schedule is the order in which a connection's packets leave. All but the first are
-// there to show what it is worth.
+// Schedule is the order in which the packets of a connection are sent. All but ByPacket
+// exist for comparison.
 type Schedule uint8
 
 // The schedules.
 const (
 	ByPacket  Schedule = iota // the most urgent packet first
-	ByMessage                 // the most urgent run first, and whole
+	ByMessage                 // the most urgent run first, not preempted
 	InOrder                   // in the order of Send
 )
 
@@ -35,14 +35,14 @@ func (r *run) init(m *Outgoing, seq uint64, order Schedule) {
 		u = 0
 	}
 	*r = run{
-		Outgoing: *m, seq: seq, urgency: u, whole: order == ByMessage,
+		Outgoing: *m, seq: seq, urgency: u, nonPreemptive: order == ByMessage,
 		packets: max(1, (len(m.Data)+wire.PacketBytes-1)/wire.PacketBytes),
 	}
 }
 
-// urgency orders packets by priority, and at equal priority sums before the rest:
-// a sum that waits holds up whoever waits for it, a contribution may not be the
-// last. Goodbye ends a connection and comes after everything.
+// urgency orders packets by priority; at equal priority sums come first, because workers
+// wait for a sum, while a contribution may not be the last of its round. Goodbye ends a
+// connection and comes last.
 func urgency(h *wire.Header) int64 {
 	switch h.Kind {
 	case wire.Goodbye:
@@ -53,18 +53,18 @@ func urgency(h *wire.Header) int64 {
 	return int64(h.Priority) << 1
 }
 
-// packet is packet number index of a run.
+// packet is the packet of a run with the given index.
 type packet struct {
 	run   *run
 	index int
-	ahead int // how many packets its header has announced; see batch.couple
+	ahead int // number of packets that its header announces; see batch.formTrains
 }
 
-// precedes tells whether next may be announced by p's header.
+// precedes reports whether p's header may announce next as the following packet.
 func (p packet) precedes(next packet) bool {
 	a, b := &p.run.Header, &next.run.Header
 	number := a.Packet + uint32(p.index)
-	return a.Tensor == b.Tensor && number+1 == b.Packet+uint32(next.index) && a.Round == b.Round && a.Kind == b.Kind &&
+	return a.Tensor == b.Tensor && number+1 == b.Packet+uint32(next.index) && a.Round == b.Round && a.Number == b.Number && a.Kind == b.Kind &&
 		wire.MayLead(a.Kind, number) && len(p.data()) > 0 && len(p.data()) == len(next.data())
 }
 
@@ -92,19 +92,19 @@ func (p packet) header() wire.Header {
 	return h
 }
 
-// queue is what waits for one connection: a heap of runs, most urgent first, equals
-// in the order of their Send. A packet that was partly written comes before all, and
-// those that it has announced after it: the stream can carry nothing else until then.
+// queue holds the packets that wait for one connection: a heap of runs, ordered by urgency,
+// and at equal urgency by the order of Send. Bound packets come first: a partly written
+// packet and those that its header has announced. They cannot be overtaken.
 type queue struct {
 	heap  []*run
-	bound []packet // popped, in order; the first may be partly written
-	sent  int      // bytes of the first bound one, header included, that were written
+	bound []packet // already popped, in order; the first may be partly written
+	sent  int      // bytes of the first bound packet that were written, header included
 }
 
 func (q *queue) empty() bool { return len(q.heap) == 0 && len(q.bound) == 0 }
 
-// urgency is that of the most urgent packet here; what waits behind bound packets
-// lends them its urgency. The queue is not empty.
+// urgency is that of the most urgent packet. Bound packets inherit it (priority
+// inheritance): they must be sent before it. The queue must not be empty.
 func (q *queue) urgency() int64 {
 	most := int64(math.MinInt64)
 	if len(q.heap) > 0 {
@@ -116,18 +116,19 @@ func (q *queue) urgency() int64 {
 	return most
 }
 
-// pop takes the next packet; the heap is not empty. Bound packets are not the heap's.
+// pop removes the next packet from the heap, which must not be empty. It does not return
+// bound packets.
 func (q *queue) pop() packet {
 	r := q.heap[0]
 	p := packet{run: r, index: r.next}
-	r.begun = r.whole // at the top of the heap it stays there
+	r.begun = r.nonPreemptive // it stays at the top of the heap
 	if r.next++; r.next == r.packets {
 		q.removeTop()
 	}
 	return p
 }
 
-// unpop undoes the last pop that was not yet undone.
+// unpop undoes a pop. Pops are undone in reverse order.
 func (q *queue) unpop(p packet) {
 	if p.run.next == p.run.packets {
 		q.push(p.run)
@@ -135,10 +136,10 @@ func (q *queue) unpop(p packet) {
 	p.run.next = p.index
 }
 
-// drain empties the queue and gives every run once to drop.
+// drain empties the queue and calls drop once for every run.
 func (q *queue) drain(drop func(*run)) {
 	for _, p := range q.bound {
-		if p.last() { // else its run is in the heap, or is that of a later one
+		if p.last() { // else its run is still in the heap, or a later bound packet is its last
 			drop(p.run)
 		}
 	}

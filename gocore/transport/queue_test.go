@@ -13,8 +13,8 @@ import (
 	"fptps/gocore/wire"
 )
 
-// dumbQueue is the second version: packets in a slice, sorted whenever one is
-// wanted. The first so many are bound, and sent bytes of the first one are written.
+// dumbQueue is the reference for queue: packets in a slice, sorted for every pop. The first
+// ones are bound, and sent bytes of the first one are written.
 type dumbQueue struct {
 	packets []dumbPacket
 	bound   int
@@ -62,7 +62,7 @@ func yes(first bool) int {
 	return 1
 }
 
-// batch is what fits in a batch; write takes n bytes off the front.
+// batch returns the packets that fit in a batch; write removes n bytes from the front.
 func (d *dumbQueue) batch(train int) (packets []dumbPacket, bytes int) {
 	d.sort()
 	bytes = -d.sent
@@ -113,8 +113,8 @@ func randomOutgoing(rng *rand.Rand) Outgoing {
 	return m
 }
 
-// Random sends and short writes: batch after batch is what the dumb version says.
-func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
+// With random sends and short writes, every batch equals the reference's.
+func TestQueueAndBatchEqualReference(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
 	for range 300 {
 		var q queue
@@ -149,7 +149,7 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 			if _, n := b.encode(); n != bytes {
 				t.Fatalf("batch of %d bytes, expected %d", n, bytes)
 			}
-			if b.forget(); slices.ContainsFunc(b.vector[:], func(v unix.Iovec) bool { return v.Base != nil }) {
+			if b.clearVector(); slices.ContainsFunc(b.vector[:], func(v unix.Iovec) bool { return v.Base != nil }) {
 				t.Fatal("the vector still points to memory that was lent")
 			}
 			// The kernel takes all, nothing, or some; meanwhile others send.
@@ -165,7 +165,7 @@ func TestQueueAndBatchAgainstDumbOnes(t *testing.T) {
 			} else {
 				d.write(n)
 			}
-			b.settle(n)
+			b.recordWritten(n)
 			for _, p := range b.packets[:b.done] {
 				if p.last() {
 					finished[p.run.seq]++
@@ -197,7 +197,7 @@ func describe(b *batch) (all []dumbPacket) {
 
 const train = wire.MaxAhead + 1
 
-func TestDrainGivesEveryRunOnce(t *testing.T) {
+func TestDrainDropsEveryRunOnce(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
 	for range 300 {
 		var q queue
@@ -212,7 +212,7 @@ func TestDrainGivesEveryRunOnce(t *testing.T) {
 		}
 		b.fill(&q, batchBytes, train)
 		_, bytes := b.encode()
-		b.settle(rng.IntN(bytes + 1))
+		b.recordWritten(rng.IntN(bytes + 1))
 		for _, p := range b.packets[:b.done] {
 			if p.last() {
 				delete(left, p.run.seq)
@@ -231,8 +231,8 @@ func TestDrainGivesEveryRunOnce(t *testing.T) {
 	}
 }
 
-// A packet that has begun lends its place to what is behind it.
-func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
+// Priority inheritance: a partly written packet takes the urgency of the packets behind it.
+func TestPriorityInheritanceOfAPartlyWrittenPacket(t *testing.T) {
 	var q queue
 	var b batch
 	push := func(priority int32, size int) {
@@ -242,7 +242,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 	}
 	push(3, 100)
 	b.fill(&q, batchBytes, train)
-	b.settle(70)
+	b.recordWritten(70)
 	b.putBack(&q)
 	if got := q.urgency(); got != 3<<1 {
 		t.Errorf("alone: urgency %d", got)
@@ -261,7 +261,7 @@ func TestUrgencyOfAPartlyWrittenPacket(t *testing.T) {
 	}
 }
 
-func TestUrgencyAtTheEndsOfPriority(t *testing.T) {
+func TestUrgencyAtTheLimitsOfPriority(t *testing.T) {
 	of := func(k wire.Kind, p int32) int64 { return urgency(&wire.Header{Kind: k, Priority: p}) }
 	order := []int64{
 		of(wire.Sum, math.MaxInt32), of(wire.Contrib, math.MaxInt32), of(wire.Sum, 0), of(wire.Empty, 0), of(wire.Sum, -1),
@@ -313,7 +313,7 @@ func TestChoose(t *testing.T) {
 		{math.MaxUint32, heads{8: {0}, 10: {0}}, []uint32{8, 10}},
 		{9, heads{}, nil},
 	} {
-		tb := table{last: tc.self}
+		tb := connSet{lastServed: tc.self}
 		for peer, priorities := range tc.queue {
 			c := &conn{peer: peer, writable: true}
 			for i, p := range priorities {
@@ -334,8 +334,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-func TestChoosePassesOverBlockedConnections(t *testing.T) {
-	var tb table
+func TestChooseSkipsBlockedConnections(t *testing.T) {
+	var tb connSet
 	full, idle, open := &conn{peer: 8}, &conn{peer: 10}, &conn{peer: 12, writable: true}
 	for _, c := range []*conn{open, full, idle} {
 		tb.add(c)
@@ -358,13 +358,13 @@ func TestChoosePassesOverBlockedConnections(t *testing.T) {
 	}
 	tb.remove(full)
 	tb.remove(open)
-	if len(tb.order) != 1 || tb.order[0] != idle || len(tb.conns) != 1 {
+	if len(tb.order) != 1 || tb.order[0] != idle || len(tb.byPeer) != 1 {
 		t.Errorf("left in the table: %v", tb.order)
 	}
 }
 
-// TestSchedules: what leaves when a run of three packets has begun and a more urgent
-// one comes.
+// The order of packets under each schedule, if a more urgent run arrives after the first
+// packet of a run of three.
 func TestSchedules(t *testing.T) {
 	for order, want := range map[Schedule]string{
 		ByPacket:  "1 2 2 1 1 3",

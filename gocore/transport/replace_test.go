@@ -6,10 +6,10 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A node takes the place of another: the connection with the old one ends at once, its packets are released, the handler
-// hears of it once, and only the new one's incarnation is let in.
+// A successor replaces a dead node: the old connection ends at once, its packets are released, Lost is called once, and only
+// the successor's incarnation is accepted.
 func TestReplacement(t *testing.T) {
-	bothWays(t, func(t *testing.T) {
+	overTCPAndShm(t, func(t *testing.T) {
 		nodes := mesh(t, nil, 8, 9)
 		server, old := nodes[0], nodes[1]
 		ctx, cancel := soon()
@@ -38,7 +38,7 @@ func TestReplacement(t *testing.T) {
 		}
 
 		next := listen(t, 9, nil)
-		next.Start(Identity{ID: 9, Incarnation: 99, Token: token}, nil, Rates{}, next.h)
+		next.Start(Identity{ID: 9, Incarnation: 99, Token: token}, nil, 0, next.h)
 		if err := next.Dial(ctx, 8, incarnation(8), server.addr()); err == nil {
 			t.Error("the new one is let in before it is expected")
 		}

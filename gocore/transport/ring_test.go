@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ends are the two sides of one ring, each with its own view of the memory.
+// ends holds the two sides of one ring, each with its own private state.
 func ends(t testing.TB) (writer, reader *ring) {
 	t.Helper()
 	o, err := newOffer()
@@ -35,9 +35,9 @@ func vectorOf(parts ...[]byte) (v []unix.Iovec) {
 	return v
 }
 
-// TestRingAgainstABuffer: whatever the sizes, what comes out is what went in, and the
-// counts are those of a plain queue of bytes of the same size.
-func TestRingAgainstABuffer(t *testing.T) {
+// For any sizes of reads and writes, a ring behaves like a plain byte queue of the same
+// capacity.
+func TestRingEqualsByteQueue(t *testing.T) {
 	rng := seeded(t, rand.Uint64())
 	w, r := ends(t)
 	var model []byte
@@ -68,8 +68,8 @@ func TestRingAgainstABuffer(t *testing.T) {
 	}
 }
 
-// TestRingLosesNoWakeUp: a writer and a reader that sleep whenever they may, until
-// the other wakes them, move everything.
+// A writer and a reader that sleep whenever they may, until the other wakes them, transfer
+// everything.
 func TestRingLosesNoWakeUp(t *testing.T) {
 	w, r := ends(t)
 	const total = 64 << 20
@@ -102,19 +102,18 @@ func TestRingLosesNoWakeUp(t *testing.T) {
 		}
 		got += n
 		if errno == unix.EAGAIN {
-			r.sleeps.Store(1)
-			if n, _ := r.there(); n == 0 {
+			r.readerSleeps.Store(1)
+			if n, _ := r.available(); n == 0 {
 				<-data
 			}
-			r.sleeps.Store(0)
+			r.readerSleeps.Store(0)
 			runtime.Gosched()
 		}
 	}
 }
 
-// TestRingOfALiar: positions that a peer cannot have are errors, and nothing outside
-// the ring is touched.
-func TestRingOfALiar(t *testing.T) {
+// Invalid positions by the peer are errors, and nothing outside the ring is accessed.
+func TestRingWithInvalidPositions(t *testing.T) {
 	for _, lie := range []uint64{ringBytes + 1, 1 << 40, 1<<64 - 1} {
 		w, r := ends(t)
 		w.head.Store(lie)

@@ -3,48 +3,47 @@ package transport
 import (
 	"fmt"
 	"runtime"
-	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"fptps/gocore/fault"
 )
 
-// sender is the send loop. Again and again it takes a batch from the queue that has
-// the most urgent head, under the lock, writes it without, and puts back what the
-// kernel did not take. A connection that took less than it was given is left alone
-// until epoll says that it is writable again.
+// sender is the send loop. It repeatedly takes a batch from the queue with the most urgent
+// head, under the lock, writes it without the lock, and puts back what the kernel did not
+// take. A connection that took less than its batch is skipped until epoll reports it
+// writable.
 type sender struct {
 	poller *poller
 	ended  chan struct{}
 
 	writer
-	due  time.Duration // where no batch is in hand: when something may be written that waits for its time
-	poll bool          // connections that are not writable have something waiting
+	due  time.Duration // without a batch: the time at which pacing allows the next write
+	poll bool          // packets wait on connections that are not writable
 }
 
 func newSender(t *Transport, p *poller) *sender {
 	return &sender{writer: writer{t: t}, poller: p, ended: make(chan struct{})}
 }
 
-// run is the thread of the send loop. However it ends, the batch in hand is given
-// back and the receive loop told.
+// run is the thread of the send loop. However it ends, it gives back its batch and wakes the
+// receive loop.
 func (s *sender) run() {
 	runtime.LockOSThread()
-	prompt()
+	raisePriority()
 	defer close(s.ended)
-	err := s.guard()
-	s.t.stop(err)
-	_, wake := s.turn()
+	s.t.stop(named("send loop", fault.Catch(s.loop)))
+	_, wake := s.exchangeBatch()
 	s.t.wake(wake)
 }
 
-func (s *sender) guard() (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic in the send loop: %v\n%s", p, debug.Stack())
-		}
-	}()
-	return s.loop()
+// named says in which part of the data plane an error occurred; nil stays nil.
+func named(part string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", part, err)
 }
 
 func (s *sender) loop() error {
@@ -55,7 +54,7 @@ func (s *sender) loop() error {
 			}
 			continue
 		}
-		if s.poll { // now: after transmit an event of conn itself would be undone by finish
+		if s.poll { // before transmit: finish would overwrite an event of conn itself
 			events, err := s.poller.poll()
 			if err != nil {
 				return err
@@ -68,20 +67,19 @@ func (s *sender) loop() error {
 				s.fail(err)
 			}
 		}
-		s.look()
 	}
 	return nil
 }
 
-// next ends the batch in hand and takes the next; conn stays nil where there is
-// nothing to write. It is false when the transport stops.
+// next finishes the current batch and takes the next one; conn is nil if there is nothing
+// to write. It returns false when the transport stops.
 func (s *sender) next() bool {
-	more, wake := s.turn()
+	more, wake := s.exchangeBatch()
 	s.t.wake(wake)
 	return more
 }
 
-func (s *sender) turn() (more bool, wake *poller) {
+func (s *sender) exchangeBatch() (more bool, wake *poller) {
 	t := s.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,7 +88,7 @@ func (s *sender) turn() (more bool, wake *poller) {
 		return false, wake
 	}
 	s.now = t.now()
-	choice := t.mu.table.choose(s.now)
+	choice := t.mu.conns.choose(s.now)
 	s.poll, s.due = choice.blocked, choice.due
 	if choice.conn != nil {
 		s.take(choice.conn)
@@ -99,8 +97,8 @@ func (s *sender) turn() (more bool, wake *poller) {
 	return true, wake
 }
 
-// sleep waits until a queue fills, a connection becomes writable, or what waits for
-// its time is due.
+// sleep waits until a packet is queued, a connection becomes writable, or pacing allows the
+// next write.
 func (s *sender) sleep() error {
 	wait := forever
 	if s.due != never {
@@ -111,17 +109,17 @@ func (s *sender) sleep() error {
 	return err
 }
 
-// writable notes what epoll told. An event of a connection that has ended since
-// finds none, or at worst a new one of the same peer, which costs a vain write.
+// writable marks connections that epoll has reported. If one has ended since, the event
+// finds none, or at worst the peer's new connection, which costs a useless write.
 func (s *sender) writable(events []unix.EpollEvent) {
-	events = s.poller.drain(events)
+	events = s.poller.drainWake(events)
 	if len(events) == 0 {
 		return
 	}
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	for i := range events {
-		if c := s.t.mu.table.conns[uint32(events[i].Fd)]; c != nil && c.broken == nil {
+		if c := s.t.mu.conns.byPeer[uint32(events[i].Fd)]; c != nil && c.broken == nil {
 			c.writable = true
 		}
 	}

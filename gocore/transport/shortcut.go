@@ -5,23 +5,23 @@ import (
 	"runtime/debug"
 )
 
-// A small packet that finds nothing before it need not wait until the send loop's
-// thread wakes: whoever sends it writes it, there and then.
+// A small packet with nothing queued before it does not wait until the send loop wakes: the
+// caller of Send writes it.
 
-// shortBytes is the largest payload that is written so. Larger ones are many, as a
-// rule, and then one thread that writes while another reads is better, and one system
-// call for many of them.
-const shortBytes = 8 << 10
+// shortcutBytes is the largest payload that the caller writes. Larger payloads usually come
+// in large numbers; then it is better to write them in another thread, many with one system
+// call.
+const shortcutBytes = 8 << 10
 
-// short takes r, which was just queued for c, for writing at once, if that may be. mu
-// is held.
-func (t *Transport) short(c *conn, r *run) bool {
+// tryShortcut takes r, which was just queued for c, for writing by the caller, and reports
+// whether it has. mu is held.
+func (t *Transport) tryShortcut(c *conn, r *run) bool {
 	if !t.mu.sendSleeps || t.mu.shortcut || !c.writable || c.writing || len(c.queue.heap) != 1 || len(c.queue.bound) > 0 ||
-		r.packets != 1 || len(r.Data) > shortBytes {
+		r.packets != 1 || len(r.Data) > shortcutBytes {
 		return false
 	}
 	t.shortcut.now = t.now()
-	if t.mu.table.due(c, r.urgency) > t.shortcut.now {
+	if t.mu.conns.due(c) > t.shortcut.now {
 		return false
 	}
 	t.mu.shortcut = true
@@ -29,11 +29,11 @@ func (t *Transport) short(c *conn, r *run) bool {
 	return true
 }
 
-// writeShort writes what short took.
-func (t *Transport) writeShort() {
+// writeShortcut writes the packet that tryShortcut took.
+func (t *Transport) writeShortcut() {
 	defer func() {
-		p := recover() // from the Release: that is the data plane's failure, not its caller's
-		receive, send := t.endShort()
+		p := recover() // a panic in Release fails the data plane, not the caller of Send
+		receive, send := t.endShortcut()
 		t.wake(receive)
 		t.wake(send)
 		if p != nil {
@@ -43,18 +43,18 @@ func (t *Transport) writeShort() {
 	t.shortcut.transmit()
 }
 
-// endShort gives the connection back; the send loop goes on with what has come
+// endShortcut gives the connection back, and wakes the send loop for packets queued
 // meanwhile.
-func (t *Transport) endShort() (receive, send *poller) {
+func (t *Transport) endShortcut() (receive, send *poller) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.shortcut.conn
 	receive = t.shortcut.finish()
-	c.writable = c.broken == nil // where the kernel did not take all, the send loop finds out and asks epoll
+	c.writable = c.broken == nil // if the kernel did not take all, the send loop will find out and rearm epoll
 	if !c.queue.empty() {
 		send = t.wakeSender()
 	}
 	t.mu.shortcut = false
-	t.quiet.Broadcast()
+	t.writeEnded.Broadcast()
 	return receive, send
 }

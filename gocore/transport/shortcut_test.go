@@ -12,16 +12,16 @@ import (
 	"fptps/gocore/wire"
 )
 
-// TestShortcut: a small packet that finds nothing before it is written by whoever
-// sends it, and the send loop sleeps on; a large one wakes it.
+// A small packet with nothing queued before it is written by the caller of Send while the
+// send loop sleeps; a large one wakes the send loop.
 func TestShortcut(t *testing.T) {
-	bothWays(t, func(t *testing.T) {
+	overTCPAndShm(t, func(t *testing.T) {
 		nodes := mesh(t, nil, 8, 9)
 		server, worker := nodes[0], nodes[1]
 		asleep := func() bool {
 			worker.mu.Lock()
 			defer worker.mu.Unlock()
-			return worker.mu.table.conns[8].writable && worker.mu.sendSleeps
+			return worker.mu.conns.byPeer[8].writable && worker.mu.sendSleeps
 		}
 		var l ledger
 		send := func(n int) {
@@ -34,7 +34,7 @@ func TestShortcut(t *testing.T) {
 		}
 		before := worker.Stats().Wakeups
 		for i := range 20 {
-			send(shortBytes)
+			send(shortcutBytes)
 			if got := l.released.Load(); got != int64(i+1) {
 				t.Fatalf("%d of %d packets are written when Send returns", got, i+1)
 			}
@@ -43,7 +43,7 @@ func TestShortcut(t *testing.T) {
 		if woken := worker.Stats().Wakeups - before; woken != 0 {
 			t.Errorf("the loops were woken %d times for small packets", woken)
 		}
-		send(shortBytes + 1)
+		send(shortcutBytes + 1)
 		for _, a := range server.h.untilArrived(t, 21) {
 			if err := checkContent(9, &a.header, a.payload); err != nil {
 				t.Error(err)
@@ -55,9 +55,9 @@ func TestShortcut(t *testing.T) {
 	})
 }
 
-// TestShortcutsOfManyThreads: senders of small and large packets on many threads, over
-// a kernel that takes a few bytes at a time or none, lose nothing and tear nothing.
-func TestShortcutsOfManyThreads(t *testing.T) {
+// Many threads send small and large packets over a kernel that takes a few bytes at a time
+// or none: all packets arrive complete.
+func TestShortcutsOnManyThreads(t *testing.T) {
 	seed := rand.Uint64()
 	t.Log("seed", seed)
 	nodes := mesh(t, func(n *node) {
@@ -80,7 +80,7 @@ func TestShortcutsOfManyThreads(t *testing.T) {
 	for thread := range uint32(4) {
 		threads.Go(func() {
 			for i := range uint32(each) {
-				size := 1 + int(i*37)%shortBytes
+				size := 1 + int(i*37)%shortcutBytes
 				if i%10 == 0 {
 					size = wire.PacketBytes + 1
 				}

@@ -2,29 +2,28 @@ package transport
 
 import "sync/atomic"
 
-// Stats counts what the data plane did since Listen.
+// Stats holds counters of the data plane since Listen.
 type Stats struct {
 	Lanes           int    `json:"lanes"`
-	BytesSent       uint64 `json:"bytes_sent"`       // of payload, without what this node sent to itself
+	BytesSent       uint64 `json:"bytes_sent"`       // payload, without packets of this node to itself
 	BytesReceived   uint64 `json:"bytes_received"`   // likewise
 	PacketsSent     uint64 `json:"packets_sent"`     // whole ones
 	PacketsReceived uint64 `json:"packets_received"` // whole ones, Goodbyes left out
-	PacketsLocal    uint64 `json:"packets_local"`    // that this node sent to itself
-	Writes          uint64 `json:"writes"`           // system calls that move data
+	PacketsLocal    uint64 `json:"packets_local"`    // packets of this node to itself
+	Writes          uint64 `json:"writes"`           // system calls that transfer data
 	Reads           uint64 `json:"reads"`            // likewise
-	Wakeups         uint64 `json:"wakeups"`          // times that a loop was woken out of its sleep
-	Rejected        uint64 `json:"rejected"`         // handshakes that were refused, rubbish, or too slow
-	Malformed       uint64 `json:"malformed"`        // connections closed for what came on them
-	Slowed          uint64 `json:"slowed"`           // times that a path was found slower than its rate
+	Wakeups         uint64 `json:"wakeups"`          // times that a sleeping loop was woken
+	Rejected        uint64 `json:"rejected"`         // handshakes that were refused, malformed, or too slow
+	Malformed       uint64 `json:"malformed"`        // connections closed because of a malformed packet
 	Dropped         uint64 `json:"dropped"`          // runs sent to a peer that has no connection, or whose connection ended first
 }
 
 type counters struct {
 	bytesSent, bytesReceived, packetsSent, packetsReceived, packetsLocal atomic.Uint64
-	writes, reads, wakeups, rejected, malformed, dropped, slowed         atomic.Uint64
+	writes, reads, wakeups, rejected, malformed, dropped                 atomic.Uint64
 }
 
-// Stats reads the counters, which are those of all lanes.
+// Stats reads the counters of all lanes.
 func (t *Transport) Stats() Stats {
 	c := t.count
 	return Stats{
@@ -33,6 +32,6 @@ func (t *Transport) Stats() Stats {
 		PacketsSent: c.packetsSent.Load(), PacketsReceived: c.packetsReceived.Load(),
 		PacketsLocal: c.packetsLocal.Load(),
 		Writes:       c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
-		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(), Slowed: c.slowed.Load(),
+		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(),
 	}
 }

@@ -12,24 +12,30 @@ import (
 	"fptps/gocore/wire"
 )
 
-// fragmented makes n's kernel take and give a few bytes at a time, or none.
+// fragmented makes n's system calls transfer a few bytes at a time, or none.
 func fragmented(n *node, seed uint64) {
 	shim := func(call func(int, []unix.Iovec) (int, unix.Errno), rng *rand.Rand) func(int, []unix.Iovec) (int, unix.Errno) {
+		var mu sync.Mutex // both loops write, on different connections at the same time
+		draw := func() (refused bool, limit int) {
+			mu.Lock()
+			defer mu.Unlock()
+			return rng.IntN(8) == 0, 1 + rng.IntN(1<<rng.UintN(17))
+		}
 		return func(fd int, vector []unix.Iovec) (int, unix.Errno) {
-			if rng.IntN(8) == 0 {
+			refused, limit := draw()
+			if refused {
 				return 0, unix.EAGAIN
 			}
-			return call(fd, cut(vector, 1+rng.IntN(1<<rng.UintN(17))))
+			return call(fd, cut(vector, limit))
 		}
 	}
-	// One source of randomness for each loop.
-	n.sys = system{far: overLink,
+	n.sys = system{isRemote: leavesHost,
 		read:  shim(readv, rand.New(rand.NewPCG(seed, uint64(n.id)))),
 		write: shim(writev, rand.New(rand.NewPCG(seed+1, uint64(n.id)))),
 	}
 }
 
-// cut is the first limit bytes of vector.
+// cut returns the first limit bytes of vector.
 func cut(vector []unix.Iovec, limit int) (short []unix.Iovec) {
 	for _, v := range vector {
 		if limit == 0 {
@@ -42,8 +48,8 @@ func cut(vector []unix.Iovec, limit int) (short []unix.Iovec) {
 	return short
 }
 
-// inspector checks what one node receives: every packet of every tensor once,
-// bytes right, and per sender the order that Send promises.
+// inspector checks the packets of one node: every packet of every tensor arrives once, with
+// the right bytes, and for each sender in the order that Send guarantees.
 type inspector struct {
 	mu     sync.Mutex
 	counts map[string]int // by sender, tensor and packet
@@ -70,8 +76,8 @@ func (in *inspector) arrived(a arrival) error {
 	return nil
 }
 
-// Every node sends many runs to every node, itself included, all at once.
-func TestEveryByteArrivesOnce(t *testing.T) { bothWays(t, testEveryByteArrivesOnce) }
+// Every node sends many runs to every node, itself included, concurrently.
+func TestEveryByteArrivesOnce(t *testing.T) { overTCPAndShm(t, testEveryByteArrivesOnce) }
 
 func testEveryByteArrivesOnce(t *testing.T) {
 	for _, tc := range []struct {
@@ -86,7 +92,7 @@ func testEveryByteArrivesOnce(t *testing.T) {
 		{"six in fragments", []uint32{1, 8, 10, 9, 11, 13}, 40, 17, true},
 		{"thousands of small ones", []uint32{8, 9, 11}, 4000, 6, false},
 	} {
-		if tc.fragments && kitShare == ShareAlways {
+		if tc.fragments && kitSharedMemory == SharedMemoryAlways {
 			continue // there is no kernel to cut them
 		}
 		t.Run(tc.name, func(t *testing.T) {
@@ -161,8 +167,8 @@ func testEveryByteArrivesOnce(t *testing.T) {
 	}
 }
 
-// gate holds a node's first write back until it is opened: what is sent meanwhile
-// is in the queue together. Of the first write the kernel takes limit bytes.
+// gate blocks a node's first write until it is opened, so that packets sent meanwhile are
+// queued together. The kernel takes limit bytes of the first write.
 type gate struct {
 	limit   int
 	reached chan struct{}
@@ -222,7 +228,7 @@ func TestUrgentPacketsOvertakeQueuedOnes(t *testing.T) {
 	}
 }
 
-// System calls are counted with a kernel that takes all that it is given.
+// System calls are counted with a kernel that takes everything.
 func TestWritesPerPacket(t *testing.T) {
 	for _, tc := range []struct {
 		name           string
@@ -255,7 +261,7 @@ func TestWritesPerPacket(t *testing.T) {
 				}
 			}, 8, 9)
 			owner := releaseFunc(func() { done <- struct{}{} })
-			nodes[1].Send(8, Outgoing{Header: contrib(1, 0), Data: make([]byte, shortBytes+1), Owner: owner})
+			nodes[1].Send(8, Outgoing{Header: contrib(1, 0), Data: make([]byte, shortcutBytes+1), Owner: owner})
 			<-first
 			for range tc.runs {
 				nodes[1].Send(8, Outgoing{Header: contrib(2, 0), Data: make([]byte, tc.size), Owner: owner})
@@ -265,10 +271,10 @@ func TestWritesPerPacket(t *testing.T) {
 				<-done
 			}
 			nodes[1].Close()
-			if want := tc.runs*tc.size + shortBytes + 1 + (tc.packets+1)*wire.HeaderBytes; calls-1 != tc.calls || bytes != want {
+			if want := tc.runs*tc.size + shortcutBytes + 1 + (tc.packets+1)*wire.HeaderBytes; calls-1 != tc.calls || bytes != want {
 				t.Errorf("%d writes of %d bytes, expected %d of %d", calls-1, bytes, tc.calls, want)
 			}
-			if s := nodes[1].Stats(); int(s.Writes) != calls || int(s.PacketsSent) != tc.packets+1 || int(s.BytesSent) != tc.runs*tc.size+shortBytes+1 {
+			if s := nodes[1].Stats(); int(s.Writes) != calls || int(s.PacketsSent) != tc.packets+1 || int(s.BytesSent) != tc.runs*tc.size+shortcutBytes+1 {
 				t.Errorf("counted %+v", s)
 			}
 		})
@@ -279,10 +285,10 @@ type releaseFunc func()
 
 func (f releaseFunc) Release() { f() }
 
-// echo sends a packet back and forth between two nodes n times, with memory that is
-// there from the start; done is closed at the end. What is sent and what arrives lie
-// apart: the race detector does not see that a packet through shared memory has been
-// read before its answer comes.
+// echo sends a packet back and forth between two nodes n times, with memory allocated at the
+// start; done is closed at the end. Sent and received packets use separate memory: the race
+// detector cannot know that a packet through shared memory was read before its answer
+// arrived.
 type echo struct {
 	node  *node
 	peer  uint32
@@ -293,7 +299,9 @@ type echo struct {
 }
 
 func (e *echo) attach() {
-	e.node.h.place = func(_ uint32, h *wire.Header) (Landing, error) { return Landing{Bytes: e.place[:h.WireLen]}, nil }
+	e.node.h.place = func(_ uint32, h *wire.Header) (Destination, error) {
+		return Destination{Bytes: e.place[:h.WireLen]}, nil
+	}
 	e.node.h.arrived = func(a arrival) error {
 		if e.left--; e.left == 0 {
 			close(e.done)
@@ -317,7 +325,7 @@ func echoes(t testing.TB, n, size int) (start func(), done chan struct{}, nodes 
 	return func() { nodes[1].Send(8, Outgoing{Header: contrib(1, 0), Data: make([]byte, size)}) }, done, nodes
 }
 
-func TestNothingIsAllocatedPerPacket(t *testing.T) { bothWays(t, testNothingIsAllocatedPerPacket) }
+func TestNothingIsAllocatedPerPacket(t *testing.T) { overTCPAndShm(t, testNothingIsAllocatedPerPacket) }
 
 func testNothingIsAllocatedPerPacket(t *testing.T) {
 	const packets = 4000
@@ -340,14 +348,14 @@ func TestSystemCallsOnARealKernel(t *testing.T) {
 	start()
 	<-done
 	s := nodes[0].Stats()
-	// The receive loop answers by itself: nobody is woken.
+	// The receive loop answers by itself: no thread is woken.
 	if s.Writes > 3*packets || s.Reads > 12*packets || s.Wakeups > packets/20 {
 		t.Errorf("%+v for %d packets", s, packets)
 	}
 	t.Logf("%+v for %d packets each way", s, packets/2)
 }
 
-// A header says what follows, so that the packets of a large tensor are not read one by one.
+// Headers announce the packets that follow, so that one read takes many packets of a large tensor.
 func TestOneReadTakesManyPackets(t *testing.T) {
 	const packets = 4096
 	left, done := packets, make(chan struct{})

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// system is what the kernel does and knows; tests put their own in its place. The
-// calls that move data do not block.
+// system holds the system calls that tests replace. The calls that transfer data do not
+// block.
 type system struct {
-	far   func(c stream) bool // c leaves this host
-	read  func(fd int, vector []unix.Iovec) (int, unix.Errno)
-	write func(fd int, vector []unix.Iovec) (int, unix.Errno)
+	isRemote func(c stream) bool // whether the peer is on another host
+	read     func(fd int, vector []unix.Iovec) (int, unix.Errno)
+	write    func(fd int, vector []unix.Iovec) (int, unix.Errno)
 }
 
-var kernel = system{far: overLink, read: readv, write: writev}
+var kernel = system{isRemote: leavesHost, read: readv, write: writev}
 
-// readv reads what is there. It never sleeps, so it may go past the scheduler of Go
-// (RawSyscall), which saves a good part of its cost.
+// readv reads the available bytes. It never sleeps, so it may bypass Go's scheduler
+// (RawSyscall), which saves much of its cost.
 func readv(fd int, vector []unix.Iovec) (int, unix.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&vector[0])), uintptr(len(vector)))
@@ -31,8 +31,8 @@ func readv(fd int, vector []unix.Iovec) (int, unix.Errno) {
 	}
 }
 
-// writev writes what fits. It is sendmsg for the sake of MSG_NOSIGNAL: inside a
-// program that is not Go's own, SIGPIPE may do anything.
+// writev writes as much as fits. It uses sendmsg because of MSG_NOSIGNAL: in a program that
+// is not Go's, SIGPIPE may kill the process.
 func writev(fd int, vector []unix.Iovec) (int, unix.Errno) {
 	m := unix.Msghdr{Iov: &vector[0]}
 	m.SetIovlen(len(vector))
@@ -44,15 +44,15 @@ func writev(fd int, vector []unix.Iovec) (int, unix.Errno) {
 	}
 }
 
-// poller is one loop's epoll and the eventfd that wakes the loop out of it.
+// poller is the epoll of one loop, with the eventfd that wakes the loop.
 type poller struct {
 	epoll  int
 	wake   waker
 	events [64]unix.EpollEvent
-	count  [8]byte // what the eventfd held, of no interest
+	count  [8]byte // buffer for reading the eventfd
 }
 
-// wakeMark in an event's Pad tells the eventfd from connections, whose events carry
+// wakeMark in an event's Pad distinguishes the eventfd from connections, whose events have
 // the peer's id in Fd.
 const wakeMark = 1
 
@@ -81,16 +81,16 @@ func (p *poller) control(op, fd int, e unix.EpollEvent) error {
 	return nil
 }
 
-// watch adds a connection, unwatch removes it. A removal is never left to close: a
-// forked child may hold the socket open, and its events would never end.
+// watch adds a connection, unwatch removes it. Closing the socket would not remove it if a
+// forked child holds a copy, and its events would never end.
 func (p *poller) watch(c *conn, events uint32) error {
 	return p.control(unix.EPOLL_CTL_ADD, c.fd, unix.EpollEvent{Events: events, Fd: int32(c.peer)})
 }
 
-// rearm asks for one event when c takes more; the peer that empties shared memory
-// tells unasked.
+// rearm requests one event for when c becomes writable. With shared memory the reading peer
+// wakes the send loop without that.
 func (p *poller) rearm(c *conn) error {
-	if c.near != nil {
+	if c.shm != nil {
 		return nil
 	}
 	return p.control(unix.EPOLL_CTL_MOD, c.fd, unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: int32(c.peer)})
@@ -100,7 +100,7 @@ func (p *poller) unwatch(c *conn) {
 	unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, c.fd, nil)
 }
 
-// poll gives the events that are there.
+// poll returns pending events without waiting.
 func (p *poller) poll() ([]unix.EpollEvent, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll),
 		uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), 0, 0, 0)
@@ -113,14 +113,14 @@ func (p *poller) poll() ([]unix.EpollEvent, error) {
 	return p.events[:n], nil
 }
 
-// napTime is the longest sleep in which a loop keeps its place in Go's scheduler.
-// Giving it up and finding one again is a good part of what a wake-up costs. Go's
-// garbage collector may have to wait for so long.
+// napTime is the longest sleep in which a loop keeps its place in Go's scheduler: giving it
+// up and getting one again is much of the cost of a wake-up. Go's garbage collector may have
+// to wait that long.
 const napTime = time.Millisecond
 
-// wait sleeps until there are events or d is over. Unless it is short, it goes through
-// Go's scheduler, so that others run meanwhile. A kernel before 5.11 has no
-// epoll_pwait2 and rounds d up to a millisecond.
+// wait sleeps until there are events or d has passed. Unless d is short, it goes through Go's
+// scheduler, so that other goroutines run meanwhile. Without epoll_pwait2 (before Linux 5.11,
+// or under a seccomp filter) d is rounded up to a millisecond.
 func (p *poller) wait(d time.Duration) ([]unix.EpollEvent, error) {
 	limit := unix.NsecToTimespec(int64(max(d, 0)))
 	events, room, until := unsafe.Pointer(&p.events[0]), uintptr(len(p.events)), unsafe.Pointer(&limit)
@@ -131,7 +131,7 @@ func (p *poller) wait(d time.Duration) ([]unix.EpollEvent, error) {
 	} else {
 		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(p.epoll), uintptr(events), room, uintptr(until), 0, 0)
 	}
-	if errno == unix.ENOSYS {
+	if errno == unix.ENOSYS || errno == unix.EPERM { // EPERM: a seccomp filter that does not know the call
 		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll), uintptr(events), room,
 			uintptr(min((d+time.Millisecond-1)/time.Millisecond, math.MaxInt32)), 0, 0)
 	}
@@ -144,19 +144,18 @@ func (p *poller) wait(d time.Duration) ([]unix.EpollEvent, error) {
 	return p.events[:n], nil
 }
 
-// forever is as good as: the loops are woken for whatever happens.
+// forever is long enough: the loops are woken for every event.
 const forever = 24 * time.Hour
 
-// prompt makes this thread run when it is due: its sleeps do not end up to 50 us late,
-// as is the kernel's default, and, where that is permitted, it goes before threads
-// that compute.
-func prompt() {
+// raisePriority lowers the latency of this thread's wake-ups: it sets a timer slack of 1 ns
+// instead of the kernel's 50 us and, if permitted, the highest priority.
+func raisePriority() {
 	unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
 }
 
-// drain makes the eventfd quiet where it is among events, and gives the others.
-func (p *poller) drain(events []unix.EpollEvent) []unix.EpollEvent {
+// drainWake reads the eventfd if it is among events, and returns the other events.
+func (p *poller) drainWake(events []unix.EpollEvent) []unix.EpollEvent {
 	for i := range events {
 		if events[i].Pad == wakeMark {
 			unix.Read(p.wake.fd, p.count[:])
@@ -173,25 +172,25 @@ func (p *poller) close() {
 	unix.Close(p.epoll)
 }
 
-// waker is an eventfd that any thread may write to, also while it is being closed.
+// waker is an eventfd that any thread may write, even while it is being closed.
 type waker struct {
 	mu sync.Mutex
 	fd int // -1 when closed
 }
 
-// one is what a wake adds to the eventfd, in either byte order.
+// one is the value that a wake adds to the eventfd; it is not 0 in either byte order.
 var one = []byte{1, 0, 0, 0, 0, 0, 0, 1}
 
 func (w *waker) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fd >= 0 {
-		unix.Write(w.fd, one) // EAGAIN: as many wakes as fit are pending
+		unix.Write(w.fd, one) // EAGAIN means that the counter is full, so a wake is pending
 	}
 }
 
-// number is the eventfd, for a peer that shares memory.
-func (w *waker) number() int {
+// eventfd returns the file descriptor, for a peer on shared memory.
+func (w *waker) eventfd() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.fd

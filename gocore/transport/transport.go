@@ -14,76 +14,76 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Config is what Listen needs to know.
+// Config holds the settings of Listen.
 type Config struct {
-	Host                      string // address to bind; empty for every one
+	Host                      string // address to bind; empty: all interfaces
+	Port                      int    // of the listener; 0: any free one
 	SendBuffer, ReceiveBuffer int    // SO_SNDBUF and SO_RCVBUF; 0 leaves them to the kernel
-	Share                     Share
+	SharedMemory              SharedMemory
 	Schedule                  Schedule
 	Log                       *slog.Logger
 }
 
-// Identity is who this node is to its peers.
+// Identity identifies this node to its peers.
 type Identity struct {
 	ID          uint32
 	Incarnation uint64 // of this process: a restarted node has another
 	Token       [wire.TokenBytes]byte
 }
 
-// Transport is one node's data plane.
+// Transport is the data plane of a node, or one lane of it.
 type Transport struct {
-	config   Config
-	listener *net.TCPListener
-	nearby   *net.UnixListener // of those who would share memory; nil where nobody may
-	self     Identity          // set by Start
-	handler  Handler           // set by Start
-	lane     uint16            // this one's number
-	rates    Rates             // set by Start
-	began    time.Time
-	sender   *sender
-	shortcut writer
-	receiver *receiver
-	sys      system
-	count    *counters // of all lanes
+	config      Config
+	listener    *net.TCPListener
+	shmListener *net.UnixListener // for peers on this host that use shared memory; nil if none may
+	self        Identity          // set by Start
+	handler     Handler           // set by Start
+	lane        uint16            // number of this lane
+	began       time.Time
+	sender      *sender
+	shortcut    writer
+	receiver    *receiver
+	sys         system
+	count       *counters // common to all lanes
 
 	handshakeTimeout time.Duration // from accept to the answer
-	accepting        *pending      // handshakes of others with us
-	dialing          *pending      // ours with others
+	accepting        *pending      // handshakes that peers began
+	dialing          *pending      // handshakes that this node began
 	handshakes       sync.WaitGroup
 	strangers        hosts
 
 	stopping chan struct{} // closed when the end begins
 	ended    chan struct{} // closed when nothing is left
 
-	// mu guards the queues and the list of connections. It is never held across a
-	// system call or a call of Handler or Releaser, and a panic lets it go: whoever
-	// fails, the others come to an end.
+	// mu guards the queues and the connections. It is never held across a system call or
+	// a call of Handler or Releaser. A panic unlocks it, so that the other threads can
+	// end.
 	mu struct {
 		sync.Mutex
 		started, stopped bool
-		lanes            []*Transport // that began with this one; see lane.go
-		leaving          bool         // Goodbye was called: nothing new is queued
-		failure          error        // why the data plane broke
-		table            table
-		expect           map[uint32]uint64 // nodes that may connect to us, and their incarnations
-		reserved         map[uint32]bool   // peers in the middle of a handshake
-		ending           map[uint32]bool   // peers whose end the handler is about to be told
-		local            queue             // what this node sent to itself
+		lanes            []*Transport // the other lanes, of lane 0; see lane.go
+		leaving          bool         // Goodbye was called: Send drops
+		failure          error        // why the data plane failed
+		conns            connSet
+		expect           map[uint32]uint64 // nodes that may connect, and their incarnations
+		reserved         map[uint32]bool   // peers with a handshake in progress
+		ending           map[uint32]bool   // peers for which Handler.Lost is about to be called
+		local            queue             // packets of this node to itself
 		seq              uint64
 		free             []*run
-		inbox            []*conn       // for the receive loop: new connections, and those that the send loop is done with
-		shortcut         bool          // in use
-		sendSleeps       bool          // the send loop waits in epoll: who gives it work wakes it
-		sendWakes        time.Duration // when it wakes by itself
+		inbox            []*conn       // for the receive loop: new connections, and those whose writer has finished or failed
+		shortcut         bool          // a caller of Send writes
+		sendSleeps       bool          // the send loop waits in epoll and must be woken for new work
+		sendWakes        time.Duration // time at which the send loop wakes by itself
 		receiveSleeps    bool
-		turning          bool          // the receive loop is at work and flushes what is sent meanwhile
-		changed          chan struct{} // closed and made anew whenever table changes or local runs empty
+		receiverFlushes  bool          // the receive loop is in a pass, and will flush packets sent meanwhile
+		changed          chan struct{} // closed and made anew whenever conns changes or local runs empty
 	}
-	quiet sync.Cond // on mu: some conn's writing went false
+	writeEnded sync.Cond // on mu: a writer has finished
 }
 
-// Listen binds a port for the data plane's connections. Handshakes wait in the
-// kernel's backlog for Start.
+// Listen binds a port for data connections. Handshakes wait in the kernel's backlog
+// until Start.
 func Listen(c Config) (*Transport, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -93,22 +93,22 @@ func Listen(c Config) (*Transport, error) {
 		return nil, err
 	}
 	lc := net.ListenConfig{Control: t.config.control}
-	l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(c.Host, "0"))
+	l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(c.Host, strconv.Itoa(c.Port)))
 	if err != nil {
 		t.closePollers()
-		return nil, fault.New(fault.Config, "cannot listen for data connections on host %q: %v", c.Host, err)
+		return nil, fault.New(fault.Config, "cannot listen for data connections on host %q at port %d: %v. Choose another FPTPS_DATA_PORT, or none for any free one", c.Host, c.Port, err)
 	}
 	t.listener = l.(*net.TCPListener)
-	if c.Share != ShareNever {
-		name := shareName(strconv.Itoa(t.Port()))
-		if t.nearby, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name}); err != nil {
-			c.Log.Warn("no memory can be shared with nodes of this host", "error", err)
+	if c.SharedMemory != SharedMemoryNever {
+		name := shmName(strconv.Itoa(t.Port()))
+		if t.shmListener, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name}); err != nil {
+			c.Log.Warn("cannot share memory with nodes of this host", "error", err)
 		}
 	}
 	return t, nil
 }
 
-// newTransport makes what every lane has.
+// newTransport makes a lane without listeners.
 func newTransport(c Config) (*Transport, error) {
 	t := &Transport{
 		config: c, sys: kernel, count: &counters{}, began: time.Now(), handshakeTimeout: 5 * time.Second,
@@ -118,7 +118,7 @@ func newTransport(c Config) (*Transport, error) {
 	t.mu.changed = make(chan struct{})
 	t.mu.reserved = make(map[uint32]bool)
 	t.mu.ending = make(map[uint32]bool)
-	t.quiet.L = &t.mu
+	t.writeEnded.L = &t.mu
 	sending, err := newPoller()
 	if err != nil {
 		return nil, err
@@ -143,30 +143,31 @@ func (t *Transport) closeListeners() {
 	if t.listener != nil {
 		t.listener.Close()
 	}
-	if t.nearby != nil {
-		t.nearby.Close()
+	if t.shmListener != nil {
+		t.shmListener.Close()
 	}
 }
 
 // Port is the port of the listener.
 func (t *Transport) Port() int { return t.listener.Addr().(*net.TCPAddr).Port }
 
-// now is the time of the paces.
+// now is the time since Listen, as pacing uses it.
 func (t *Transport) now() time.Duration { return time.Since(t.began) }
 
-// Start lets the data plane run: as self, with a handler for each lane. expect names
-// the nodes that may connect to this one, with their incarnations; others are refused.
-// It is called once.
-func (t *Transport) Start(self Identity, expect map[uint32]uint64, rates Rates, handlers ...Handler) {
+// Start runs the data plane as node self, with a handler for each lane. expect holds the
+// nodes that may connect to this one, with their incarnations; others are refused. Traffic
+// to other hosts keeps below linkRate, in bytes of TCP payload per second; 0: no bound is
+// known. It is called once.
+func (t *Transport) Start(self Identity, expect map[uint32]uint64, linkRate float64, handlers ...Handler) {
 	others := t.others()
-	rates = rates.split(1 + len(others))
-	for i, l := range others { // before there can be a handshake for them
-		l.start(self, nil, rates, handlers[1+i])
+	linkRate /= float64(1 + len(others)) // tensors are spread evenly over the lanes
+	for i, l := range others {           // before a handshake for them can arrive
+		l.start(self, nil, linkRate, handlers[1+i])
 	}
-	t.start(self, expect, rates, handlers[0])
+	t.start(self, expect, linkRate, handlers[0])
 }
 
-func (t *Transport) start(self Identity, expect map[uint32]uint64, rates Rates, h Handler) {
+func (t *Transport) start(self Identity, expect map[uint32]uint64, linkRate float64, h Handler) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.started {
@@ -175,31 +176,31 @@ func (t *Transport) start(self Identity, expect map[uint32]uint64, rates Rates, 
 	if t.mu.stopped {
 		return
 	}
-	t.self, t.rates, t.handler = self, rates, h
+	t.self, t.handler = self, h
 	t.mu.expect = maps.Clone(expect)
-	t.mu.table.link.rate = rates.Out
-	t.mu.table.last = self.ID
+	t.mu.conns.link.rate = linkRate
+	t.mu.conns.lastServed = self.ID
 	t.mu.started = true
 	if t.listener != nil {
 		t.handshakes.Add(1)
-		go t.accept(func() (stream, error) { return t.listener.AcceptTCP() })
+		go t.serve(func() (stream, error) { return t.listener.AcceptTCP() })
 	}
-	if t.nearby != nil {
+	if t.shmListener != nil {
 		t.handshakes.Add(1)
-		go t.accept(func() (stream, error) { return t.nearby.AcceptUnix() })
+		go t.serve(func() (stream, error) { return t.shmListener.AcceptUnix() })
 	}
 	go t.sender.run()
 	go t.receiver.run()
 }
 
-// Send queues m for peer, or for this node itself, and never blocks. Any thread may
-// call it, the handler too. Where there is no connection to peer, or the transport
-// is leaving or closed, m is dropped and its Owner released before Send returns.
+// Send queues m for peer, which may be this node itself, and never blocks. Any thread
+// may call it, also the handler. Without a connection to peer, or after Goodbye or Close,
+// m is dropped and its Owner released before Send returns.
 func (t *Transport) Send(peer uint32, m Outgoing) {
-	wake, short, queued := t.enqueue(peer, &m)
+	wake, shortcut, queued := t.enqueue(peer, &m)
 	t.wake(wake)
-	if short {
-		t.writeShort()
+	if shortcut {
+		t.writeShortcut()
 	}
 	if !queued {
 		t.count.dropped.Add(1)
@@ -209,29 +210,30 @@ func (t *Transport) Send(peer uint32, m Outgoing) {
 	}
 }
 
-// enqueue tells the loop to wake, if any, whether the caller is to write m itself, and
-// whether there was a queue for it.
-func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, short, queued bool) {
+// enqueue queues m. It returns the loop to wake, if any, and whether the caller must
+// write m itself. queued is false if m was dropped.
+func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, shortcut, queued bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c, r, queued := t.place(peer, m)
+	c, r, queued := t.pushRun(peer, m)
 	switch {
 	case !queued:
 		return nil, false, false
 	case c == nil:
 		return t.wakeReceiver(), false, true
-	case t.mu.turning && t.mu.sendSleeps:
+	case t.mu.receiverFlushes && t.mu.sendSleeps:
 		return nil, false, true
-	case t.short(c, r):
+	case t.tryShortcut(c, r):
 		return nil, true, true
-	case c.writable && t.mu.table.due(c, c.queue.urgency()) < t.mu.sendWakes:
+	case c.writable && t.mu.conns.due(c) < t.mu.sendWakes:
 		return t.wakeSender(), false, true
 	}
 	return nil, false, true
 }
 
-// place puts m into the queue of its connection, nil for this node itself. mu is held.
-func (t *Transport) place(peer uint32, m *Outgoing) (c *conn, r *run, queued bool) {
+// pushRun pushes m onto the queue of its connection; c is nil for this node itself. mu is
+// held.
+func (t *Transport) pushRun(peer uint32, m *Outgoing) (c *conn, r *run, queued bool) {
 	if !t.mu.started || t.mu.stopped || t.mu.leaving {
 		return nil, nil, false
 	}
@@ -240,7 +242,7 @@ func (t *Transport) place(peer uint32, m *Outgoing) (c *conn, r *run, queued boo
 		t.mu.local.push(r)
 		return nil, r, true
 	}
-	if c = t.mu.table.conns[peer]; c == nil {
+	if c = t.mu.conns.byPeer[peer]; c == nil {
 		return nil, nil, false
 	}
 	r = t.newRun(m)
@@ -248,7 +250,7 @@ func (t *Transport) place(peer uint32, m *Outgoing) (c *conn, r *run, queued boo
 	return c, r, true
 }
 
-// newRun gives m the next place in the order of Sends. mu is held.
+// newRun makes the run of m, with the next sequence number. mu is held.
 func (t *Transport) newRun(m *Outgoing) *run {
 	var r *run
 	if n := len(t.mu.free); n > 0 {
@@ -268,8 +270,8 @@ func (t *Transport) recycle(r *run) {
 	t.mu.free = append(t.mu.free, r)
 }
 
-// wakeSender and wakeReceiver give what has to be woken once mu, which is held, is
-// let go; nil where the loop is awake.
+// wakeSender and wakeReceiver return the poller to wake after mu is unlocked; nil if the
+// loop is awake. mu is held.
 func (t *Transport) wakeSender() *poller {
 	if !t.mu.sendSleeps {
 		return nil
@@ -293,13 +295,13 @@ func (t *Transport) wake(p *poller) {
 	}
 }
 
-// Await waits until every one of peers has a connection.
+// Await waits until all peers have a connection.
 func (t *Transport) Await(ctx context.Context, peers []uint32) error {
 	var missing []uint32
-	err := t.until(ctx, func() bool {
+	err := t.waitUntil(ctx, func() bool {
 		missing = missing[:0]
 		for _, id := range peers {
-			if t.mu.table.conns[id] == nil {
+			if t.mu.conns.byPeer[id] == nil {
 				missing = append(missing, id)
 			}
 		}
@@ -316,9 +318,9 @@ func (t *Transport) Await(ctx context.Context, peers []uint32) error {
 
 var errStopped = fmt.Errorf("the data plane has ended")
 
-// until waits for met, which is called with mu held whenever table changes or the
-// local queue runs empty.
-func (t *Transport) until(ctx context.Context, met func() bool) error {
+// waitUntil waits until met returns true. met is called with mu held, whenever conns has
+// changed or the local queue has become empty.
+func (t *Transport) waitUntil(ctx context.Context, met func() bool) error {
 	for {
 		t.mu.Lock()
 		ok, changed := met(), t.mu.changed
@@ -336,8 +338,8 @@ func (t *Transport) until(ctx context.Context, met func() bool) error {
 	}
 }
 
-// announce wakes until. mu is held.
-func (t *Transport) announce() {
+// notifyChanged wakes waitUntil. mu is held.
+func (t *Transport) notifyChanged() {
 	close(t.mu.changed)
 	t.mu.changed = make(chan struct{})
 }
@@ -351,8 +353,8 @@ func (t *Transport) closedError() error {
 	return fault.New(fault.Closed, "the data plane is closed")
 }
 
-// Sockets lists every file descriptor of the data plane, for a forked child to
-// close. The child has to do it without Go.
+// Sockets lists every file descriptor of the data plane, for a forked child to close.
+// The child must close them without Go.
 func (t *Transport) Sockets() []int {
 	fds := append(t.accepting.fds(), t.dialing.fds()...)
 	t.mu.Lock()
@@ -368,21 +370,21 @@ func (t *Transport) Sockets() []int {
 			fds = append(fds, fd)
 		}
 	}
-	if t.nearby != nil {
-		if fd, err := descriptor(t.nearby); err == nil {
+	if t.shmListener != nil {
+		if fd, err := descriptor(t.shmListener); err == nil {
 			fds = append(fds, fd)
 		}
 	}
 	for _, p := range []*poller{t.sender.poller, t.receiver.poller} {
 		fds = append(fds, p.epoll, p.wake.fd)
 	}
-	for _, c := range t.mu.table.order {
+	for _, c := range t.mu.conns.order {
 		fds = append(fds, c.fd)
 	}
 	return fds
 }
 
-// names lists nodes as people know them.
+// names lists nodes by role and rank.
 func names(ids []uint32) string {
 	s := ""
 	for i, id := range ids {
@@ -394,5 +396,5 @@ func names(ids []uint32) string {
 	return s
 }
 
-// name is what people call a node.
+// name is the role and rank of a node.
 func name(id uint32) string { return wire.NodeName(int(id)) }

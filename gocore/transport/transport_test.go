@@ -6,7 +6,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-func TestPacketsArriveWholeAndInOrder(t *testing.T) { bothWays(t, testPacketsArriveWholeAndInOrder) }
+func TestPacketsArriveWholeAndInOrder(t *testing.T) {
+	overTCPAndShm(t, testPacketsArriveWholeAndInOrder)
+}
 
 func testPacketsArriveWholeAndInOrder(t *testing.T) {
 	nodes := mesh(t, nil, 8, 9)

@@ -9,84 +9,83 @@ import (
 	"fptps/gocore/wire"
 )
 
-// writer is one batch in hand and how its write went. It takes packets and gives them
-// back under the transport's lock, and writes without.
+// writer owns a connection for the write of one batch. It takes the batch and gives it back
+// under the transport's lock, and writes without the lock.
 type writer struct {
-	t      *Transport
-	conn   *conn // nil where no batch is in hand
-	batch  batch
-	now    time.Duration // when conn was taken
-	wrote  int           // bytes that the kernel took
-	full   bool          // it did not take all
-	parted bool          // a Goodbye was written
-	broken error         // the write failed
+	t           *Transport
+	conn        *conn // nil without a batch
+	batch       batch
+	now         time.Duration // time at which conn was taken
+	wrote       int           // bytes that the kernel took
+	full        bool          // the kernel did not take all
+	goodbyeSent bool          // a Goodbye was written
+	broken      error         // the write failed
+	path        path          // of conn, if measured
+	measured    bool
 
-	path   path // of conn, where looked
-	looked bool
-
-	orphans []Releaser // whose release a panic in the one before them prevented
+	unreleased []Releaser // owners whose Release did not run because another one panicked
 }
 
 // take fills the batch from c's queue. mu is held.
 func (w *writer) take(c *conn) {
 	limit, train := batchBytes, wire.MaxAhead+1
-	if c.far {
-		limit = min(w.t.mu.table.link.commit(w.now), c.out.commit(w.now))
-		train = min(train, c.out.train())
-		n := c.out.together(&w.t.mu.table.link)
-		limit = max(limit, (n-1)*(wire.HeaderBytes+wire.PacketBytes)+1)
-		train = max(train, n)
+	if c.remote {
+		n := w.t.mu.conns.commitPackets()
+		limit = (n-1)*(wire.HeaderBytes+wire.PacketBytes) + 1
+		train = min(train, n)
 	}
 	w.conn = c
 	c.writing = true
 	w.batch.fill(&c.queue, limit, train)
 }
 
-// finish gives back the connection in hand with what was not written. mu is held;
-// what it returns is woken afterwards.
+// finish gives back the connection, with the packets that were not written. mu is held; the
+// caller wakes the returned poller afterwards.
 func (w *writer) finish() (wake *poller) {
 	t, c := w.t, w.conn
 	if c == nil {
 		return nil
 	}
 	w.conn = nil
-	t.mu.table.charge(c, w.wrote)
-	if c.far && w.wrote > 0 {
-		c.out.spend(w.now, w.wrote, w.batch.packets[0].run.urgency)
-		t.mu.table.link.spend(w.now, w.wrote)
-	}
-	c.out.path.filled = c.out.path.filled || w.full
-	if w.looked && c.out.path.step(w.now, w.path, c.out.full()) {
-		t.count.slowed.Add(1)
-	}
-	w.wrote, w.looked = 0, false
+	t.mu.conns.charge(c, w.wrote)
 	w.batch.putBack(&c.queue)
+	if c.remote {
+		t.mu.conns.link.spend(w.now, w.wrote)
+		if w.measured {
+			c.window.step(w.now, w.path)
+		}
+		c.window.refused = c.window.refused || w.full
+	}
+	w.wrote, w.measured = 0, false
 	for _, p := range w.batch.packets[:w.batch.done] {
 		if p.last() {
 			if p.run.Owner != nil {
-				w.orphans = append(w.orphans, p.run.Owner)
+				w.unreleased = append(w.unreleased, p.run.Owner)
 			}
 			t.recycle(p.run)
 		}
 	}
 	c.writing, c.writable = false, !w.full
-	c.parted, c.broken = c.parted || w.parted, w.broken
-	if w.parted || w.broken != nil {
+	c.goodbyeSent, c.broken = c.goodbyeSent || w.goodbyeSent, w.broken
+	if w.goodbyeSent || w.broken != nil {
 		t.mu.inbox = append(t.mu.inbox, c)
 		wake = t.wakeReceiver()
 	}
-	w.full, w.parted, w.broken = false, false, nil
-	t.quiet.Broadcast()
+	w.full, w.goodbyeSent, w.broken = false, false, nil
+	t.writeEnded.Broadcast()
 	return wake
 }
 
-// transmit writes the batch in hand and releases what is through. No lock is held;
-// conn.writing keeps the socket open.
+// transmit writes the batch and releases the runs that are completely written. No lock is
+// held; conn.writing keeps the socket open.
 func (w *writer) transmit() {
 	c := w.conn
+	if w.adapt(); w.broken != nil {
+		return
+	}
 	vector, bytes := w.batch.encode()
 	n, errno := w.t.write(c, vector)
-	w.batch.forget()
+	w.batch.clearVector()
 	switch errno {
 	case 0:
 	case unix.EAGAIN:
@@ -96,27 +95,36 @@ func (w *writer) transmit() {
 		w.fail(fmt.Errorf("write: %w", errno))
 	}
 	w.wrote = n
-	w.batch.settle(n)
+	w.batch.recordWritten(n)
 	w.full = w.full || n < bytes
 	w.release()
 }
 
-// look asks the kernel, now and then, how the connection in hand gets through.
-func (w *writer) look() {
-	if c := w.conn; c.far && w.now-c.out.path.at >= followEvery {
-		w.path, w.looked = pathOf(c.fd)
+// adapt, before a write, applies the window of the connection and reads the path for its
+// next step. No lock is held.
+func (w *writer) adapt() {
+	c := w.conn
+	if !c.remote || w.t.config.SendBuffer > 0 || w.broken != nil {
+		return
+	}
+	if err := c.window.apply(c.fd); err != nil {
+		w.fail(fmt.Errorf("size of the send buffer: %w", err))
+		return
+	}
+	if c.window.due(w.now) {
+		w.path, w.measured = readPath(c.fd)
 	}
 }
 
-// fail ends a connection that cannot be written to. The receive loop reads what is
-// still there, which may be the peer's Goodbye, then meets the end.
+// fail shuts down a connection after a failed write. The receive loop reads the remaining
+// bytes, which may include the peer's Goodbye, and then the end.
 func (w *writer) fail(err error) {
 	w.broken, w.full = err, true
 	unix.Shutdown(w.conn.fd, unix.SHUT_RDWR)
 }
 
-// release tells the owners of the runs whose last packet is written. Owner is
-// cleared first: whatever Release does, it is called once.
+// release releases the runs whose last packet is written. Owner is cleared first, so that
+// Release is called once even if it panics.
 func (w *writer) release() {
 	var packets, bytes uint64
 	for _, p := range w.batch.packets[:w.batch.done] {
@@ -130,7 +138,7 @@ func (w *writer) release() {
 			continue
 		}
 		if p.run.Header.Kind == wire.Goodbye {
-			w.parted = true
+			w.goodbyeSent = true
 			unix.Shutdown(w.conn.fd, unix.SHUT_WR)
 		}
 		if o := p.run.Owner; o != nil {
@@ -140,18 +148,18 @@ func (w *writer) release() {
 	}
 }
 
-// write and read move bytes of a connection, by its socket or by shared memory.
+// write and read transfer bytes of a connection, through its socket or shared memory.
 func (t *Transport) write(c *conn, vector []unix.Iovec) (int, unix.Errno) {
-	if c.near != nil {
-		return c.near.write(vector)
+	if c.shm != nil {
+		return c.shm.write(vector)
 	}
 	t.count.writes.Add(1)
 	return t.sys.write(c.fd, vector)
 }
 
 func (t *Transport) read(c *conn, vector []unix.Iovec) (int, unix.Errno) {
-	if c.near != nil {
-		return c.near.read(vector)
+	if c.shm != nil {
+		return c.shm.read(vector)
 	}
 	t.count.reads.Add(1)
 	return t.sys.read(c.fd, vector)

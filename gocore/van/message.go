@@ -1,7 +1,6 @@
 package van
 
 import (
-	"bytes"
 	"fmt"
 	"strconv"
 
@@ -14,7 +13,7 @@ const (
 	// MaxMeta bounds the first frame. The longest message is the list of all nodes
 	// (2 x wire.MaxWorkers, at most about 300 bytes each).
 	MaxMeta = 1 << 20
-	// MaxFrame bounds every frame: what an int32 counts in ps-lite's lengths.
+	// MaxFrame bounds every frame: ps-lite's lengths are int32.
 	MaxFrame = 1<<31 - 1
 	// MaxFrames bounds the frames of a message: meta and ps-lite's keys, values and
 	// lengths, with some room.
@@ -23,7 +22,7 @@ const (
 	maxDepth = 8
 )
 
-// Encode gives the first frame of m.
+// Encode encodes the first frame of m.
 func Encode(m *pspb.Meta) ([]byte, error) {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err == nil && len(b) > MaxMeta {
@@ -32,8 +31,8 @@ func Encode(m *pspb.Meta) ([]byte, error) {
 	return b, err
 }
 
-// Decode makes an envelope of a message's frames. Whatever the bytes, it allocates
-// in proportion to MaxMeta at most.
+// Decode decodes the frames of a message. For any bytes it allocates at most in proportion
+// to MaxMeta.
 func Decode(identity []byte, frames [][]byte) (*Envelope, error) {
 	if len(frames) == 0 || len(frames) > MaxFrames {
 		return nil, fmt.Errorf("message of %d frames, expected 1 to %d", len(frames), MaxFrames)
@@ -45,7 +44,7 @@ func Decode(identity []byte, frames [][]byte) (*Envelope, error) {
 	return &Envelope{From: parseIdentity(identity), Meta: m, Data: frames[1:]}, nil
 }
 
-// DecodeMeta reads a message's first frame. It keeps none of b.
+// DecodeMeta decodes the first frame of a message. It does not keep b.
 func DecodeMeta(b []byte) (*pspb.Meta, error) {
 	if len(b) > MaxMeta {
 		return nil, fmt.Errorf("message of %d bytes, at most %d", len(b), MaxMeta)
@@ -58,20 +57,11 @@ func DecodeMeta(b []byte) (*pspb.Meta, error) {
 	return m, nil
 }
 
-// identity is what a node's connections are called: ps-lite's "ps<id>", and between
-// our own nodes "ps<id>-<secret>". A ROUTER gives a connection's place to whoever
-// connects under the same name, which therefore no stranger must be able to guess.
-func identity(id int, secret string) string {
-	name := "ps" + strconv.Itoa(id)
-	if secret != "" {
-		name += "-" + secret
-	}
-	return name
-}
+// identity is the ZeroMQ identity of a node's connections, as in ps-lite.
+func identity(id int) string { return "ps" + strconv.Itoa(id) }
 
-// parseIdentity gives the id in an identity; 0 for what no identified node sends.
+// parseIdentity returns the id in an identity; 0 for an invalid one.
 func parseIdentity(b []byte) int {
-	b, _, _ = bytes.Cut(b, []byte("-"))
 	if len(b) < 3 || len(b) > 7 || b[0] != 'p' || b[1] != 's' || b[2] == '0' {
 		return 0
 	}

@@ -55,7 +55,7 @@ func TestDecodesPsLite(t *testing.T) {
 		if !proto.Equal(e.Meta, want[name]) || e.From != 9 || len(e.Data) != 1 {
 			t.Errorf("%s: %v from %d, want %v", name, e.Meta, e.From, want[name])
 		}
-		// Fields that nobody knows are skipped, at any place.
+		// Unknown fields are skipped, at any place.
 		extra := append(unhex(t, "9a06 03 787878"), raw...)
 		extra = append(extra, unhex(t, "c0fa25 01")...)
 		if e, err := Decode(nil, [][]byte{extra}); err != nil || !proto.Equal(e.Meta, want[name]) {

@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// maxRejectsLogged bounds the senders whose rubbish is logged, and the memory of them.
+// maxRejectsLogged bounds the number of senders whose rejected messages are logged.
 const maxRejectsLogged = 100
 
-// rejects counts what made no sense, and logs it once per sender.
+// rejects counts rejected messages, and logs them once per sender.
 type rejects struct {
 	log *slog.Logger
 	mu  struct {

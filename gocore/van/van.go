@@ -1,5 +1,5 @@
-// Package van carries the control plane's messages between nodes, and decides
-// nothing: zmq as dmlc ps-lite does it here, memvan in one process for tests.
+// Package van carries the messages of the control plane between nodes: over ZeroMQ, as dmlc
+// ps-lite does, and, in memvan, inside one process for tests. It makes no decisions.
 package van
 
 import (
@@ -8,53 +8,60 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// ErrClosed is what a Van answers after Close, ErrFull what Send answers when the
-// node reads nothing.
+// ErrClosed is the error of a Van after Close, ErrFull that of Send if the peer does not
+// read.
 var (
 	ErrClosed = errors.New("van is closed")
 	ErrFull   = errors.New("too many messages wait to be sent")
 )
 
-// Envelope is a message and who sent it.
+// Envelope is a message with its sender.
 type Envelope struct {
-	From int // the sender's id as it claims; 0 when it has none
+	From int    // the id that the sender states; 0 if it has none
+	Host string // the address of its connection; "" if unknown
 	Meta *pspb.Meta
 	Data [][]byte
 }
 
-// Van moves messages. Receive belongs to one goroutine; the rest may be called
-// from any. Messages to one node arrive in the order in which they were sent, until
-// Connect names that node's id anew.
+// Van sends and receives messages. Only one goroutine may call Receive; the other methods may
+// be called from any. Messages to a node arrive in the order of Send, until Connect is called
+// again for its id.
 type Van interface {
-	// Bind opens the address at which this node receives; port 0 is any free one,
-	// host "" every interface. Once, before anything else.
+	// Bind binds the address at which this node receives; port 0 is any free port, host ""
+	// all interfaces. It is called once, before all other methods.
 	Bind(host string, port int) (boundPort int, err error)
-	// Identify says which id the connections made from now on present themselves
-	// with. Before it they are anonymous.
+	// Trust sets the function that tells whether a message comes from a member of the cluster, by its sender and its first
+	// frame, which e holds. Until then there are only strangers. A stranger's message has one frame; its Data is never read.
+	// isMember is called by any goroutine.
+	Trust(isMember func(e *Envelope) bool)
+	// Identify sets the id that later connections announce. Connections before it are
+	// anonymous.
 	Identify(id int)
-	// Connect says where the node called id is; an earlier connection of that id
-	// ends when what was sent over it has left. It does not wait for the other
-	// side: messages are kept until it can be reached.
+	// Connect connects to node id. An earlier connection to that id ends after its queued
+	// messages are sent. Connect does not wait for the peer: messages are queued until it can
+	// be reached.
 	Connect(id int, host string, port int) error
-	// ConnectPSLite is Connect to a program of dmlc ps-lite, which has to know this
-	// node by its bare identity.
-	ConnectPSLite(id int, host string, port int) error
-	// Disconnect forgets the node. What was sent to it still leaves, unless it
-	// takes longer than a bound, or now is true.
+	// ConnectCounted is Connect to a node, for which Connections counts.
+	ConnectCounted(id int, host string, port int) error
+	// Connections is how often the connection to a node has been made since ConnectCounted: more
+	// often than once if it broke. What was sent before it was made anew may never be answered.
+	Connections(id int) int
+	// Disconnect closes the connection to a node. Queued messages are still sent, up to a
+	// timeout, unless now is true.
 	Disconnect(id int, now bool)
-	// Send never blocks. An error means that the message was not taken.
+	// Send never blocks. After an error the message will not be sent.
 	Send(id int, m *pspb.Meta, data ...[]byte) error
-	// Receive waits for the next message. What cannot be decoded is counted,
-	// logged once per sender and dropped inside. ErrClosed after Close.
+	// Receive waits for the next message. It counts malformed messages, logs them once per
+	// sender, and drops them. After Close it returns ErrClosed.
 	Receive() (*Envelope, error)
-	// Close lets what was sent leave, within a bound, and wakes Receive. Idempotent.
+	// Close sends queued messages, up to a timeout, and wakes Receive. It is idempotent.
 	Close() error
 	Stats() Stats
 }
 
-// Stats are counts since the van was made.
+// Stats holds counters since the van was made.
 type Stats struct {
 	Sent     uint64 // messages
 	Received uint64 // messages
-	Rejected uint64 // messages and handshakes of strangers that made no sense
+	Rejected uint64 // malformed messages and handshakes
 }

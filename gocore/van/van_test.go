@@ -18,6 +18,8 @@ import (
 
 const localhost = "127.0.0.1"
 
+func trustAll(*van.Envelope) bool { return true }
+
 // eachVan runs f for every implementation.
 func eachVan(t *testing.T, f func(t *testing.T, newVan func() van.Van)) {
 	t.Run("zmq", func(t *testing.T) {
@@ -35,7 +37,7 @@ func eachVan(t *testing.T, f func(t *testing.T, newVan func() van.Van)) {
 
 func newZMQ(t *testing.T, log *slog.Logger) van.Van {
 	t.Helper()
-	v, err := van.NewZMQ(log)
+	v, err := van.NewZMQ(log, van.MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,11 +88,14 @@ func TestDelivers(t *testing.T) {
 	eachVan(t, func(t *testing.T, newVan func() van.Van) {
 		a, b := newVan(), newVan()
 		port := bind(t, b, 0)
+		b.Trust(trustAll)
 		connect(t, a, 1, port)
-		send(t, a, 1, 7, []byte("keys"), nil, []byte("values"))
-		want(t, b, 0, 7, "keys", "", "values")
+		send(t, a, 1, 6)
+		want(t, b, 0, 6)
 		a.Identify(9)
 		connect(t, a, 1, port)
+		send(t, a, 1, 7, []byte("keys"), nil, []byte("values"))
+		want(t, b, 9, 7, "keys", "", "values")
 		for i := range 2000 {
 			send(t, a, 1, i)
 		}
@@ -105,16 +110,16 @@ func TestDelivers(t *testing.T) {
 		if err := a.Send(1, &pspb.Meta{}); err == nil {
 			t.Error("a message to a node that was disconnected was taken")
 		}
-		if got := a.Stats().Sent; got != 2001 {
-			t.Errorf("%d messages sent, want 2001", got)
+		if got := a.Stats().Sent; got != 2002 {
+			t.Errorf("%d messages sent, want 2002", got)
 		}
-		if got := b.Stats(); got.Received != 2001 || got.Rejected != 0 {
+		if got := b.Stats(); got.Received != 2002 || got.Rejected != 0 {
 			t.Errorf("counts %+v", got)
 		}
 	})
 }
 
-// What is sent before the other side is there waits for it.
+// Messages sent before the peer has bound its address are queued for it.
 func TestSendBeforeBind(t *testing.T) {
 	eachVan(t, func(t *testing.T, newVan func() van.Van) {
 		first := newVan()
@@ -127,6 +132,36 @@ func TestSendBeforeBind(t *testing.T) {
 		bind(t, b, port)
 		want(t, b, 0, 1)
 		want(t, b, 0, 2)
+	})
+}
+
+// A connection that broke is counted anew when the next van at the address has taken it.
+func TestConnections(t *testing.T) {
+	eachVan(t, func(t *testing.T, newVan func() van.Van) {
+		first := newVan()
+		port := bind(t, first, 0)
+		first.Close()
+		a := newVan()
+		if err := a.ConnectCounted(1, localhost, port); err != nil {
+			t.Fatal(err)
+		}
+		if got := a.Connections(1) + a.Connections(2); got != 0 {
+			t.Errorf("%d connections to nobody", got)
+		}
+		for made := 1; made <= 3; made++ {
+			b := newVan()
+			bind(t, b, port)
+			for n := 0; a.Connections(1) < made; n++ { // the count may come after the message
+				send(t, a, 1, n)
+				if _, err := b.Receive(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := a.Connections(1); got != made {
+				t.Errorf("%d connections, want %d", got, made)
+			}
+			b.Close()
+		}
 	})
 }
 
@@ -170,6 +205,9 @@ func TestLastMessagesLeave(t *testing.T) {
 		const messages = 600
 		data := bytes.Repeat([]byte("x"), 64<<10)
 		a, b := newVan(), newVan()
+		van.LingerLong(a)
+		a.Identify(9)
+		b.Trust(trustAll)
 		port := bind(t, b, 0)
 		for _, leave := range []func(){func() { a.Disconnect(1, false) }, func() { a.Close() }} {
 			connect(t, a, 1, port)
@@ -179,7 +217,7 @@ func TestLastMessagesLeave(t *testing.T) {
 			var leaving sync.WaitGroup
 			leaving.Go(leave)
 			for i := range messages {
-				want(t, b, 0, i, string(data))
+				want(t, b, 9, i, string(data))
 			}
 			leaving.Wait()
 		}

@@ -19,142 +19,104 @@ import (
 )
 
 const (
-	// lingerTime bounds how long Close and Disconnect wait for what was sent to leave.
+	// lingerTime bounds how long Close and Disconnect wait for what was sent to leave, however
+	// much of it leaves meanwhile: what is left of some MB to a slow reader is dropped.
 	lingerTime = 2 * time.Second
 	// sendQueue bounds the messages kept for one node: a burst of declarations, as
-	// many as a cluster may have tensors. A node that lets it fill up reads nothing.
+	// many as a cluster may have tensors. If it fills up, the node has stopped reading.
 	sendQueue = 1 << 20
-	// receiveQueue bounds the messages of one peer that wait for Receive; TCP slows
-	// the peer down beyond it.
-	receiveQueue = 100
 	// maxSockets is one for every node (2 x wire.MaxWorkers), and room for guests.
 	maxSockets = 8192
-	// handshakeTime bounds how long a stranger may take to say who it is.
-	handshakeTime = 5 * time.Second
-	// Silent connections are probed, so that one whose other end vanished goes away.
-	keepAliveIdle, keepAliveInterval, keepAliveCount = 15, 5, 4 // seconds, seconds, probes
-
-	monitorAddress = "inproc://monitor"
-	wakeAddress    = "inproc://wake"
+	// The kernel probes silent connections, so that one ends when its other end has vanished.
+	keepAliveIdle, keepAliveInterval, keepAliveCount = 5, 5, 2 // seconds, seconds, probes
+	// vanishTime is how long sent data may stay unacknowledged before the connection ends: the host is gone then.
+	vanishTime = 10 * time.Second
 )
 
-// zmqVan is dmlc ps-lite's ZMQVan: one ROUTER that receives, and one DEALER for
-// each node it sends to, called "ps<id>" after this node's own id.
+// zmqVan is the counterpart of dmlc ps-lite's ZMQVan. It sends over a DEALER of libzmq for each other node, under the name
+// "ps<id>" of this node's own id. It receives by itself (accept.go), since libzmq bounds neither the frames of a message nor
+// the connections: it gathers all of a message before its owner can refuse any of it.
 //
-// ZeroMQ's sockets may be used by one thread at a time: mu guards those that send,
-// receiving those that receive. A message of many small frames is gathered inside
-// libzmq before MaxFrames can stop it: only a peer that speaks ZeroMQ's protocol can
-// send one, and keeping those out is the network's part.
+// ZeroMQ's sockets may be used by one thread at a time: mu guards them.
 type zmqVan struct {
-	secret  string // in the names of this node's connections
 	log     *slog.Logger
 	ctx     *zmq.Context
 	rejects *rejects
 	closing atomic.Bool
+	done    chan struct{} // closes with the van
 	once    sync.Once
-	queue   int   // messages kept for one node
-	frame   int64 // bytes of the longest frame
+	queue   int // messages kept for one node
+	linger  time.Duration
 
 	sent, received atomic.Uint64
 
-	receiving sync.Mutex
-	router    *zmq.Socket
-	monitor   *zmq.Socket // of the router: failed handshakes
-	woken     *zmq.Socket // becomes readable when Close wants Receive to return
-	poller    *zmq.Poller
+	frame       int // bytes of a member's longest frame
+	messages    chan *Envelope
+	broken      chan error // why no connection can be accepted any more
+	connections connections
+	readers     sync.WaitGroup // the goroutines that accept and read
+	decoding    sync.Mutex     // held while a stranger's message is decoded and delivered
+	members     atomic.Pointer[func(*Envelope) bool]
+	trusting    chan struct{} // closes when members is set
 
 	mu struct {
 		sync.Mutex
-		id      int
-		dealers map[int]*zmq.Socket // by the id of the node at the other end
-		wake    *zmq.Socket
+		id       int
+		listener net.Listener
+		dealers  map[int]*dealer // by the id of the node at the other end
 	}
+}
+
+// dealer is a connection to a node.
+type dealer struct {
+	*zmq.Socket
+	monitor *zmq.Socket // of its handshakes; nil: they are not counted
+	made    int         // handshakes that succeeded
+}
+
+func (d *dealer) Close() {
+	if d.monitor != nil {
+		d.monitor.Close()
+	}
+	d.Socket.Close()
+}
+
+// count counts the handshakes of the dealer, from before its first connection.
+func (d *dealer) count(ctx *zmq.Context) (err error) {
+	if d.monitor, err = ctx.NewSocket(zmq.PAIR); err != nil {
+		return err
+	}
+	address := "inproc://" + rand.Text()
+	return errors.Join(d.monitor.SetLinger(0), d.Monitor(address, zmq.EVENT_HANDSHAKE_SUCCEEDED), d.monitor.Connect(address))
 }
 
 var _ Van = (*zmqVan)(nil)
 
 // NewZMQ makes a van of ZeroMQ sockets.
-func NewZMQ(log *slog.Logger) (Van, error) { return newZMQ(log, MaxFrame) }
-
-func newZMQ(log *slog.Logger, frame int64) (Van, error) {
+//
+// frame is the longest frame that it accepts from a member: MaxMeta, or MaxFrame if ps-lite programs
+// send tensors to this node. A longer frame ends its connection before any of it is read.
+func NewZMQ(log *slog.Logger, frame int) (Van, error) {
 	ctx, err := zmq.NewContext()
 	if err != nil {
 		return nil, fmt.Errorf("starting ZeroMQ: %w", err)
 	}
-	v := &zmqVan{secret: rand.Text(), log: log, ctx: ctx, rejects: newRejects(log), poller: zmq.NewPoller(), queue: sendQueue, frame: frame}
-	v.mu.dealers = map[int]*zmq.Socket{}
-	if err := v.open(); err != nil {
+	v := &zmqVan{
+		log: log, ctx: ctx, rejects: newRejects(log), queue: sendQueue, linger: lingerTime, frame: frame,
+		done: make(chan struct{}), messages: make(chan *Envelope), broken: make(chan error, 1), trusting: make(chan struct{}),
+	}
+	v.mu.dealers = map[int]*dealer{}
+	v.connections.limit, v.connections.members = maxStrangerBytes, map[int]*conn{}
+	if err := v.ctx.SetMaxSockets(maxSockets); err != nil {
 		v.Close()
 		return nil, fmt.Errorf("starting ZeroMQ: %w", err)
 	}
 	return v, nil
 }
 
-// open makes the sockets that every van has.
-func (v *zmqVan) open() (err error) {
-	if err := v.ctx.SetMaxSockets(maxSockets); err != nil {
-		return err
-	}
-	for _, s := range []struct {
-		socket **zmq.Socket
-		kind   zmq.Type
-	}{{&v.router, zmq.ROUTER}, {&v.monitor, zmq.PAIR}, {&v.woken, zmq.PAIR}, {&v.mu.wake, zmq.PAIR}} {
-		if *s.socket, err = v.ctx.NewSocket(s.kind); err != nil {
-			return err
-		}
-		if err := (*s.socket).SetLinger(0); err != nil {
-			return err
-		}
-	}
-	failures := zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-	err = errors.Join(
-		v.router.SetRcvhwm(receiveQueue),
-		v.router.SetMaxmsgsize(v.frame),
-		v.router.SetHandshakeIvl(handshakeTime),
-		// A node that connects anew takes the place of its old, perhaps half dead, connection.
-		v.router.SetRouterHandover(true),
-		keepAlive(v.router),
-		v.router.Monitor(monitorAddress, failures),
-		v.monitor.Connect(monitorAddress),
-		v.woken.Bind(wakeAddress),
-		v.mu.wake.Connect(wakeAddress),
-	)
-	v.poller.Add(v.router, zmq.POLLIN)
-	v.poller.Add(v.monitor, zmq.POLLIN)
-	v.poller.Add(v.woken, zmq.POLLIN)
-	return err
-}
-
 func keepAlive(s *zmq.Socket) error {
 	return errors.Join(s.SetTcpKeepalive(1), s.SetTcpKeepaliveIdle(keepAliveIdle),
-		s.SetTcpKeepaliveIntvl(keepAliveInterval), s.SetTcpKeepaliveCnt(keepAliveCount))
-}
-
-// Bind implements Van.
-func (v *zmqVan) Bind(host string, port int) (int, error) {
-	v.receiving.Lock()
-	defer v.receiving.Unlock()
-	if v.closing.Load() {
-		return 0, ErrClosed
-	}
-	at := strconv.Itoa(port)
-	if port == 0 {
-		at = "*"
-	}
-	if host == "" {
-		host = "*"
-	}
-	if err := v.router.SetIpv6(isIPv6(host)); err != nil {
-		return 0, err
-	}
-	if err := v.router.Bind("tcp://" + join(host, at)); err != nil {
-		return 0, err
-	}
-	endpoint, err := v.router.GetLastEndpoint()
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(endpoint[strings.LastIndexByte(endpoint, ':')+1:])
+		s.SetTcpKeepaliveIntvl(keepAliveInterval), s.SetTcpKeepaliveCnt(keepAliveCount), s.SetTcpMaxrt(vanishTime))
 }
 
 func isIPv6(host string) bool { return strings.Contains(host, ":") }
@@ -175,36 +137,56 @@ func (v *zmqVan) Identify(id int) {
 
 // Connect implements Van.
 func (v *zmqVan) Connect(id int, host string, port int) error {
-	return v.connect(id, host, port, v.secret)
+	return v.connect(id, host, port, false)
 }
 
-// ConnectPSLite implements Van.
-func (v *zmqVan) ConnectPSLite(id int, host string, port int) error {
-	return v.connect(id, host, port, "")
+// ConnectCounted implements Van.
+func (v *zmqVan) ConnectCounted(id int, host string, port int) error {
+	return v.connect(id, host, port, true)
 }
 
-func (v *zmqVan) connect(id int, host string, port int, secret string) error {
+// Connections implements Van.
+func (v *zmqVan) Connections(id int) int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	d := v.mu.dealers[id]
+	if d == nil || d.monitor == nil {
+		return 0
+	}
+	for {
+		if _, _, _, err := d.monitor.RecvEvent(zmq.DONTWAIT); err != nil {
+			return d.made
+		}
+		d.made++
+	}
+}
+
+func (v *zmqVan) connect(id int, host string, port int, counted bool) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closing.Load() {
 		return ErrClosed
 	}
-	dealer, err := v.ctx.NewSocket(zmq.DEALER)
+	socket, err := v.ctx.NewSocket(zmq.DEALER)
 	if err != nil {
 		return err
 	}
+	dealer := &dealer{Socket: socket}
 	err = errors.Join(
-		dealer.SetLinger(lingerTime),
+		dealer.SetLinger(v.linger),
 		dealer.SetSndhwm(v.queue),
 		dealer.SetRcvhwm(1), // nobody answers on this socket
-		dealer.SetMaxmsgsize(v.frame),
+		dealer.SetMaxmsgsize(MaxMeta),
 		dealer.SetReconnectIvl(100*time.Millisecond),
 		dealer.SetReconnectIvlMax(time.Second),
 		dealer.SetIpv6(isIPv6(host)),
-		keepAlive(dealer),
+		keepAlive(dealer.Socket),
 	)
 	if v.mu.id != 0 {
-		err = errors.Join(err, dealer.SetIdentity(identity(v.mu.id, secret)))
+		err = errors.Join(err, dealer.SetIdentity(identity(v.mu.id)))
+	}
+	if err == nil && counted {
+		err = dealer.count(v.ctx)
 	}
 	if err == nil {
 		err = dealer.Connect("tcp://" + join(host, strconv.Itoa(port)))
@@ -267,74 +249,25 @@ func (v *zmqVan) Send(id int, m *pspb.Meta, data ...[]byte) error {
 
 // Receive implements Van.
 func (v *zmqVan) Receive() (*Envelope, error) {
-	v.receiving.Lock()
-	defer v.receiving.Unlock()
-	for {
-		if v.closing.Load() {
-			return nil, ErrClosed
-		}
-		e, err := v.next()
-		if err != nil || e != nil {
-			return e, err
-		}
+	if v.closing.Load() {
+		return nil, ErrClosed
 	}
-}
-
-// next takes one message, or waits until something happens; nil: look again.
-func (v *zmqVan) next() (*Envelope, error) {
-	sender, err := v.router.RecvBytes(zmq.DONTWAIT)
-	if zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {
-		if _, err := v.poller.Poll(-1); err != nil {
-			return nil, err
-		}
-		return nil, v.countFailures()
-	}
-	if err != nil {
+	select {
+	case e := <-v.messages:
+		v.received.Add(1)
+		return e, nil
+	case err := <-v.broken:
 		return nil, err
-	}
-	frames, address, err := v.frames()
-	if err != nil {
-		return nil, err
-	}
-	e, err := Decode(sender, frames)
-	if err != nil {
-		v.rejects.add(address, err)
-		return nil, nil
-	}
-	v.received.Add(1)
-	return e, nil
-}
-
-// frames reads the rest of a message, no more of it than shows that it is too long,
-// and the address that it came from.
-func (v *zmqVan) frames() (frames [][]byte, address string, err error) {
-	for {
-		more, err := v.router.GetRcvmore()
-		if err != nil || !more {
-			return frames, address, err
-		}
-		frame, properties, err := v.router.RecvBytesWithMetadata(zmq.DONTWAIT, "Peer-Address")
-		if err != nil {
-			return nil, "", err
-		}
-		if len(frames) <= MaxFrames {
-			frames, address = append(frames, frame), properties["Peer-Address"]
-		}
+	case <-v.done:
+		return nil, ErrClosed
 	}
 }
 
-// countFailures counts the handshakes that failed: rubbish, half of one, silence;
-// those of them that libzmq tells of.
-func (v *zmqVan) countFailures() error {
-	for {
-		_, _, _, err := v.monitor.RecvEvent(zmq.DONTWAIT)
-		if zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		v.rejects.add("a connection that did not speak ZeroMQ", errors.New("its handshake failed"))
+// deliver waits until Receive takes a message, or the van closes.
+func (v *zmqVan) deliver(e *Envelope) {
+	select {
+	case v.messages <- e:
+	case <-v.done:
 	}
 }
 
@@ -342,14 +275,14 @@ func (v *zmqVan) countFailures() error {
 func (v *zmqVan) Close() error {
 	v.once.Do(func() {
 		v.closing.Store(true)
+		close(v.done)
 		v.closeSenders()
 		v.closeReceivers()
-		v.ctx.Term() // waits until all messages have left, at most lingerTime
+		v.ctx.Term() // waits until all messages have left, at most for linger
 	})
 	return nil
 }
 
-// closeSenders also makes Receive return.
 func (v *zmqVan) closeSenders() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -357,22 +290,18 @@ func (v *zmqVan) closeSenders() {
 		dealer.Close()
 		delete(v.mu.dealers, id)
 	}
-	if v.mu.wake != nil {
-		v.mu.wake.SendBytes(nil, zmq.DONTWAIT)
-	}
 }
 
+// closeReceivers closes the listener and the connections. When it returns, their goroutines have ended.
 func (v *zmqVan) closeReceivers() {
-	v.receiving.Lock()
-	defer v.receiving.Unlock()
-	if v.router != nil {
-		v.router.Monitor("", 0)
+	v.mu.Lock()
+	listener := v.mu.listener
+	v.mu.Unlock()
+	if listener != nil {
+		listener.Close()
 	}
-	for _, s := range []*zmq.Socket{v.router, v.monitor, v.woken, v.mu.wake} {
-		if s != nil {
-			s.Close()
-		}
-	}
+	v.connections.close()
+	v.readers.Wait()
 }
 
 // Stats implements Van.

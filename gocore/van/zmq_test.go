@@ -55,8 +55,31 @@ const testFrame = MaxMeta
 
 func newVictim(t *testing.T) *victim {
 	t.Helper()
+	v := newStrangersVictim(t)
+	v.Trust(func(*Envelope) bool { return true })
+	return v
+}
+
+// newStrangersVictim makes a victim that does not know yet who the members are.
+func newStrangersVictim(t *testing.T) *victim {
+	t.Helper()
 	log := newLogged()
-	v, err := newZMQ(slog.New(log), testFrame)
+	s := newFrameVictim(t, slog.New(log), testFrame)
+	s.log = log
+	return s
+}
+
+// limit bounds what all strangers together take.
+func (s *victim) limit(bytes int) {
+	s.connections.mu.Lock()
+	defer s.connections.mu.Unlock()
+	s.connections.limit = bytes
+}
+
+// newFrameVictim makes a victim whose members' frames have at most frame bytes.
+func newFrameVictim(t *testing.T, log *slog.Logger, frame int) *victim {
+	t.Helper()
+	v, err := NewZMQ(log, frame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +87,7 @@ func newVictim(t *testing.T) *victim {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &victim{zmqVan: v.(*zmqVan), t: t, port: port, log: log, messages: make(chan *Envelope, 100)}
+	s := &victim{zmqVan: v.(*zmqVan), t: t, port: port, messages: make(chan *Envelope, 100)}
 	var receiver sync.WaitGroup
 	receiver.Go(func() {
 		for {
@@ -141,11 +164,11 @@ func sendFrames(t *testing.T, d *zmq.Socket, frames ...[]byte) {
 	}
 }
 
-// Messages that make no sense, from one that speaks ZeroMQ: each is counted, the
+// Malformed messages of a peer that speaks ZeroMQ: each is counted, the
 // first is logged, and the next good one arrives.
 func TestRubbishMessages(t *testing.T) {
 	s := newVictim(t)
-	d := s.dealer("")
+	d := s.dealer("ps9")
 	rubbish := [][][]byte{
 		{[]byte("rubbish")},
 		{bytes.Repeat([]byte{0xff}, 100)},
@@ -161,7 +184,7 @@ func TestRubbishMessages(t *testing.T) {
 	if e := <-s.messages; len(e.Data) != 1 || len(e.Data[0]) != testFrame {
 		t.Fatalf("got %d frames of data", len(e.Data))
 	}
-	s.stillWorks(d, 0)
+	s.stillWorks(d, 9)
 	if got := s.Stats(); got.Rejected != 6 || got.Received != 2 {
 		t.Errorf("counts %+v, want 6 rejected and 2 received", got)
 	}
@@ -170,7 +193,7 @@ func TestRubbishMessages(t *testing.T) {
 	}
 }
 
-// A frame that is too long ends its connection before it is read.
+// A frame that is too long ends its connection before it is read, and is counted.
 func TestFrameTooLong(t *testing.T) {
 	s := newVictim(t)
 	d := s.dealer("ps9")
@@ -192,8 +215,8 @@ func TestFrameTooLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.stillWorks(s.dealer("ps9"), 9)
-	if got := s.Stats(); got.Rejected != 0 || got.Received != 2 {
-		t.Errorf("counts %+v: the long frame was read", got)
+	if got := s.Stats(); got.Rejected != 1 || got.Received != 2 {
+		t.Errorf("counts %+v, want 1 rejected and 2 received", got)
 	}
 }
 
@@ -259,7 +282,7 @@ func TestRubbishConnections(t *testing.T) {
 
 // A node that reads nothing fills its queue; the sender is told and never blocks.
 func TestFullQueue(t *testing.T) {
-	v, err := NewZMQ(slog.New(slog.DiscardHandler))
+	v, err := NewZMQ(slog.New(slog.DiscardHandler), MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +303,7 @@ func TestFullQueue(t *testing.T) {
 }
 
 func TestTooLongToSend(t *testing.T) {
-	v, err := NewZMQ(slog.New(slog.DiscardHandler))
+	v, err := NewZMQ(slog.New(slog.DiscardHandler), MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +317,7 @@ func TestTooLongToSend(t *testing.T) {
 }
 
 func TestIPv6(t *testing.T) {
-	a, err := NewZMQ(slog.New(slog.DiscardHandler))
+	a, err := NewZMQ(slog.New(slog.DiscardHandler), MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,8 +339,9 @@ func TestIPv6(t *testing.T) {
 
 // A stranger that presents itself under a member's id does not get that node's place.
 func TestStrangerUnderAMembersID(t *testing.T) {
-	s := newVictim(t)
-	v, err := NewZMQ(slog.New(slog.DiscardHandler))
+	s := newStrangersVictim(t)
+	s.Trust(func(e *Envelope) bool { return e.Meta.GetAppId() != 0 }) // as the member's messages have a token
+	v, err := NewZMQ(slog.New(slog.DiscardHandler), MaxFrame)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,19 +2,16 @@ package wire
 
 import "fmt"
 
-// What a worker can ask of an aggregator, beside contributing. Each Ask has one Answer, and each of the two fits in a packet.
+// Requests of a worker to an aggregator. Each Ask has one Answer; both fit in a packet.
 const (
-	AskRule    Op = opEnd + iota // the tensor's optimiser becomes the one in the payload
-	AskClock                     // the rounds of each worker that are applied to all packets here, uint64 each
-	AskResume                    // the clock goes on from the one in the payload
-	AskState                     // RawLen bytes of a part of a packet's state
-	AskRestore                   // a part of a packet's state becomes the payload
-	AskRows                      // rows of a packet of a table, by CodecRows: the payload has the numbers, RawLen bytes are wanted
+	AskRule    Op = opEnd + iota // sets the tensor's optimiser to the payload
+	AskClock                     // returns the number of applied rounds of each worker, as uint64s
+	AskResume                    // sets the clock to the payload
+	AskState                     // returns RawLen bytes of a chunk of a packet's state
+	AskRestore                   // sets a chunk of a packet's state to the payload
+	AskRows                      // returns rows of a packet of a table (CodecRows): the payload holds their numbers, RawLen is their size
 	askEnd
 )
-
-// Part is which part of a packet's state an Ask or an Answer is about; see gocore/store.
-func (h *Header) Part() uint16 { return h.Contributors }
 
 func (h *Header) asks() bool { return h.Kind == Ask || h.Kind == Answer }
 
@@ -25,7 +22,7 @@ func (h *Header) goodOp() bool {
 	return h.Op < opEnd
 }
 
-// checkAsk is the part of check for what is asked and answered.
+// checkAsk is checkKind for Ask and Answer.
 func (h *Header) checkAsk() error {
 	refused := h.Flags&FlagRefused != 0
 	switch {

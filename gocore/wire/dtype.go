@@ -5,7 +5,7 @@ import "strconv"
 // DType is the element type of a tensor. The numbers are part of the wire format.
 type DType uint8
 
-// The element types: numpy's that can be summed, and bfloat16.
+// The element types: numpy's summable types, and bfloat16.
 const (
 	Bool DType = iota + 1 // summed as logical or, as numpy does
 	Int8
@@ -28,8 +28,8 @@ const (
 	plainEnd
 )
 
-// Beyond the plain types, one for every width of a quantised tensor: an element is a block of gocore/codec, of
-// BlockBytes, and a sum of such blocks is a sum of the values that they stand for.
+// After the plain types there is one type for each width of quantised tensors. An element is a block of gocore/codec, of
+// BlockBytes; the sum of blocks is the sum of the values that they encode.
 const (
 	MinBits    = 2
 	MaxBits    = 16
@@ -37,7 +37,7 @@ const (
 	dtypeEnd   = plainEnd + MaxBits - MinBits + 1
 )
 
-// Quant is the type of a tensor quantised to so many bits, MinBits to MaxBits.
+// Quant is the type of a tensor quantised to the given number of bits, MinBits to MaxBits.
 func Quant(bits int) DType { return plainEnd + DType(bits-MinBits) }
 
 // Bits is the width of a quantised tensor's codes; 0 for a plain type.
@@ -59,10 +59,10 @@ var dtypes = [plainEnd]struct {
 	CLongDouble: {"clongdouble", 32}, Timedelta64: {"timedelta64", 8},
 }
 
-// Valid tells whether d is one of the element types above.
+// Valid reports whether d is one of the element types above.
 func (d DType) Valid() bool { return d > 0 && d < dtypeEnd }
 
-// Size is the bytes of one element; 0 for an invalid type.
+// Size is the size of an element in bytes; 0 for an invalid type.
 func (d DType) Size() int {
 	if !d.Valid() {
 		return 0

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Sizes of the handshake. The side that dials sends a Hello; the other side sends
-// an Answer, whose reason follows its fixed part where it refuses.
+// Sizes of the handshake. The dialing side sends a Hello; the other side sends an Answer. The
+// reason of a refusal follows the fixed part of the Answer.
 const (
 	HelloBytes  = 64
 	AnswerBytes = 32
@@ -26,19 +26,19 @@ const (
 // TokenBytes is the size of the cluster's token.
 const TokenBytes = 16
 
-// Hello is the first thing on a connection: who dials, and whom it means to reach.
+// Hello is the first message on a connection. It identifies the dialing node and the node that it wants to reach.
 type Hello struct {
-	Version       uint16 // of the data plane's protocol; where it differs, no other field but the magic means anything
-	Lane          uint16 // which of the connections of the two nodes this is to be
+	Version       uint16 // of the data plane's protocol; if it differs, only the magic is meaningful
+	Lane          uint16 // the lane of this connection
 	ID            uint32 // the node that dials
-	To            uint32 // the node that it means to reach
+	To            uint32 // the node that it wants to reach
 	Incarnation   uint64 // of the node that dials
 	ToIncarnation uint64
 	Packet        uint32 // PacketBytes of the node that dials
 	Token         [TokenBytes]byte
 }
 
-// NewHello is a Hello in this node's version and packet size, for lane 0.
+// NewHello makes a Hello with this node's version and packet size, for lane 0.
 func NewHello(id uint32, incarnation uint64, to uint32, toIncarnation uint64, token [TokenBytes]byte) Hello {
 	return Hello{Version: version, ID: id, To: to, Incarnation: incarnation, ToIncarnation: toIncarnation,
 		Packet: PacketBytes, Token: token}
@@ -61,8 +61,8 @@ func (h *Hello) Put(b []byte) {
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
-// Get decodes b[:HelloBytes]. An error means that the bytes are no Hello at all;
-// what a Hello asks for is judged by Compatible and by the node that it reaches.
+// Get decodes b[:HelloBytes]. It returns an error if the bytes are not a Hello; Compatible and
+// the receiving node check its fields.
 func (h *Hello) Get(b []byte) error {
 	_ = b[HelloBytes-1]
 	le := binary.LittleEndian
@@ -80,7 +80,7 @@ func (h *Hello) Get(b []byte) error {
 	return nil
 }
 
-// Compatible tells why this node cannot speak with the one that sent h; "" if it can.
+// Compatible returns why this node cannot communicate with the sender of h; "" if it can.
 func (h *Hello) Compatible() string {
 	switch {
 	case h.Version != version:
@@ -91,8 +91,8 @@ func (h *Hello) Compatible() string {
 	return ""
 }
 
-// PutAnswer encodes the answer to a Hello: welcome where reason is empty, else a
-// refusal, its text cut to MaxReason.
+// PutAnswer encodes the answer to a Hello: acceptance if reason is empty, else a refusal with
+// the reason, truncated to MaxReason.
 func PutAnswer(reason string) []byte {
 	text := PutReason(reason)
 	b := make([]byte, AnswerBytes+len(text))
@@ -105,8 +105,8 @@ func PutAnswer(reason string) []byte {
 	return b
 }
 
-// GetAnswer decodes the fixed part of an answer, b[:AnswerBytes]: how many bytes of
-// a reason follow. Welcome is 0.
+// GetAnswer decodes the fixed part of an answer, b[:AnswerBytes], and returns the length of
+// the reason that follows; 0 means accepted.
 func GetAnswer(b []byte) (reason int, err error) {
 	_ = b[AnswerBytes-1]
 	le := binary.LittleEndian
@@ -126,13 +126,13 @@ func GetAnswer(b []byte) (reason int, err error) {
 	return reason, nil
 }
 
-// PutReason encodes the text of a refusal, cut to MaxReason.
+// PutReason encodes the text of a refusal, truncated to MaxReason.
 func PutReason(text string) []byte { return []byte(printable(text)) }
 
-// GetReason decodes the text of a refusal, safe to print whoever sent it.
+// GetReason decodes the text of a refusal, and makes it safe to print.
 func GetReason(b []byte) string { return printable(string(b)) }
 
-// printable replaces what a terminal or a log could trip over, and cuts to MaxReason.
+// printable replaces control characters, and truncates to MaxReason.
 func printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {

@@ -50,7 +50,7 @@ func TestDamagedHelloIsRubbish(t *testing.T) {
 	}
 }
 
-func TestIncompatibleHelloIsTold(t *testing.T) {
+func TestIncompatibleHelloIsNamed(t *testing.T) {
 	for says, change := range map[string]func(*Hello){
 		"version 2": func(h *Hello) { h.Version++ },
 		"16385":     func(h *Hello) { h.Packet++ },

@@ -1,6 +1,6 @@
-// Package wire is the layout of what travels between nodes: the data plane's
-// header and handshake, element types, limits, and (in pspb) the control plane's
-// protobuf messages. It encodes and decodes and does no IO.
+// Package wire defines the wire formats: the header and handshake of the data plane,
+// element types, limits, and (in pspb) the protobuf messages of the control plane. It
+// encodes and decodes, and does no IO.
 package wire
 
 import (
@@ -18,78 +18,74 @@ const (
 	version = 1
 )
 
-// Kind says what a packet is.
+// Kind is the kind of a packet.
 type Kind uint8
 
 // The kinds of packets.
 const (
 	Contrib Kind = iota + 1 // a worker's values for one packet of one round
-	Sum                     // the sum of one packet; no payload means that it is all zeros
+	Sum                     // the sum of one packet; without payload it is all zeros
 	Empty                   // zeros from one worker for Run packets, without the payload
-	Ask                     // a worker asks an aggregator about a tensor: what is in Op, the ask's number in Round
-	Missing                 // an aggregator tells a worker whom a round waits for: payload is node ids, uint32 each
-	Goodbye                 // the last packet of a connection that ends in good order
-	Rate                    // a receiver tells how fast this connection's sender may send: bytes per second in Round
-	Answer                  // to an Ask, whose number and Op it has
-	Part                    // of an application's message (package ps): message number Round, Packet from 0
+	Ask                     // a request of a worker to an aggregator about a tensor; Op says which
+	Missing                 // an aggregator names the nodes that a round waits for: node ids as uint32s
+	Goodbye                 // the last packet of a connection that ends in order
+	Answer                  // the answer to an Ask, with its Number and Op
+	Part                    // a part of a message of an app (package ps), from Packet 0 on
+	Want                    // a worker asks for the values of Run packets of a tensor: each comes as a Sum of the round that this names
 	kindEnd
 )
 
-// Op is what the aggregator does: with the contributions, or for who asks.
+// Op is the operation of the aggregator: on contributions, or for an Ask.
 type Op uint8
 
-// The operations on contributions. What can be asked is in ask.go.
+// The operations on contributions. Those of Ask are in ask.go.
 const (
 	OpSum  Op = iota // the sum
 	OpMean           // the sum divided by the number of contributors, once, on the aggregator
 	opEnd
 )
 
-// Codec is what a payload is.
+// Codec is the encoding of a payload.
 type Codec uint8
 
 // The codecs.
 const (
-	CodecPlain Codec = iota // the elements as they are
+	CodecPlain Codec = iota // the elements, not encoded
 	CodecRows               // some rows of a packet of a table; see rows.go
 	codecEnd
 )
 
 // Flags of a packet.
 const (
-	FlagScaled       uint8 = 1 << iota // a mean's division is done
-	FlagAgain                          // sent again after a failure
-	FlagClash                          // workers named different operations: there is no sum
-	FlagLast                           // Contrib: the last packet that its sender has of this tensor and round for this aggregator
-	FlagLearningRate                   // Contrib and Empty: LearningRate holds from this round on
-	FlagRefused                        // Answer: what was asked is not done; the payload says why
+	FlagClash        uint8 = 1 << iota // workers named different operations: there is no sum
+	FlagLast                           // Contrib: the sender's last packet of this tensor and round for this aggregator
+	FlagLearningRate                   // Contrib and Empty: LearningRate applies from this round on
+	FlagRefused                        // Answer: the request was refused; the payload says why
 	flagEnd
 )
 
-// Header goes before every payload. All integers travel little endian.
+// Header precedes every payload. All integers are little endian. A field with a list of kinds is zero in all other kinds:
+// fields of different kinds use the same bytes on the wire.
 type Header struct {
 	Kind         Kind
 	Flags        uint8
 	DType        DType
 	Op           Op
-	Codec        Codec  // what the payload is
+	Codec        Codec  // encoding of the payload
 	Tensor       uint32 // id given by the scheduler
 	Packet       uint32 // number within the tensor
-	Run          uint32 // Empty, and Sum of a table: how many packets; else 1
-	Round        uint64 // the tensor's n-th push; 0 is init. Ask and Answer: number of the ask
-	Epoch        uint32 // membership that the contribution counts in
-	Plan         uint32 // version of the shares that cut it, to assert that no round is split
-	Generation   uint32 // deaths that the sender knows of
+	Run          uint32 // Empty, Want, and Sum of a table: number of packets; else 1
+	Round        uint64 // Contrib, Empty, Sum, Missing, Want: the tensor's n-th push; 0 is init
+	Number       uint64 // Ask, Answer: of the ask; Part: of the message
 	Priority     int32  // larger is more urgent
-	Contributors uint16 // Sum: how many workers took part; Contrib and Empty: the tensor's Policy; Ask and Answer: Part
-	Ahead        uint16 // how many packets of the same length follow directly, with the next numbers of this tensor and round
+	Contributors uint16 // Sum: number of workers that contributed
+	Policy       Policy // Contrib, Empty: consistency of the tensor
+	Part         uint16 // Ask, Answer: chunk of a packet's state; see gocore/store
+	Ahead        uint16 // number of packets of the same length that follow directly, with the next numbers of this tensor and round
 	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
-	WireLen      uint32 // bytes of payload that follow
+	WireLen      uint32 // bytes of the payload that follows
 	LearningRate float32
 }
-
-// Policy is the consistency of the tensor that a Contrib or an Empty is for.
-func (h *Header) Policy() Policy { return Policy(h.Contributors) }
 
 // Put encodes h into b[:HeaderBytes].
 func (h *Header) Put(b []byte) {
@@ -100,12 +96,20 @@ func (h *Header) Put(b []byte) {
 	le.PutUint32(b[8:], h.Tensor)
 	le.PutUint32(b[12:], h.Packet)
 	le.PutUint32(b[16:], h.Run)
-	le.PutUint32(b[20:], h.Epoch)
-	le.PutUint64(b[24:], h.Round)
-	le.PutUint32(b[32:], h.Plan)
-	le.PutUint32(b[36:], h.Generation)
+	le.PutUint32(b[20:], 0) // reserved, as are b[32:40]
+	le.PutUint64(b[32:], 0)
 	le.PutUint32(b[40:], uint32(h.Priority))
-	le.PutUint16(b[44:], h.Contributors)
+	switch h.Kind {
+	case Contrib, Empty:
+		le.PutUint64(b[24:], h.Round)
+		le.PutUint16(b[44:], uint16(h.Policy))
+	case Ask, Answer, Part:
+		le.PutUint64(b[24:], h.Number)
+		le.PutUint16(b[44:], h.Part)
+	default:
+		le.PutUint64(b[24:], h.Round)
+		le.PutUint16(b[44:], h.Contributors)
+	}
 	le.PutUint16(b[46:], h.Ahead)
 	le.PutUint32(b[48:], h.RawLen)
 	le.PutUint32(b[52:], h.WireLen)
@@ -115,9 +119,9 @@ func (h *Header) Put(b []byte) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Get decodes and checks b[:HeaderBytes]. Whatever the bytes, the header of a nil
-// error is one that some node could have sent: no field of it makes the reader
-// allocate more than a packet, or the slots of MaxRun packets.
+// Get decodes and checks b[:HeaderBytes]. If the error is nil, the header is one that a node
+// may send: no field makes the reader allocate more than a packet, or the slots of MaxRun
+// packets.
 func (h *Header) Get(b []byte) error {
 	_ = b[HeaderBytes-1]
 	le := binary.LittleEndian
@@ -132,22 +136,32 @@ func (h *Header) Get(b []byte) error {
 	}
 	*h = Header{
 		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: Codec(b[7]),
-		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]), Epoch: le.Uint32(b[20:]),
-		Round: le.Uint64(b[24:]), Plan: le.Uint32(b[32:]), Generation: le.Uint32(b[36:]),
-		Priority: int32(le.Uint32(b[40:])), Contributors: le.Uint16(b[44:]), Ahead: le.Uint16(b[46:]),
+		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]),
+		Priority: int32(le.Uint32(b[40:])), Ahead: le.Uint16(b[46:]),
 		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
 		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
+	}
+	switch number, detail := le.Uint64(b[24:]), le.Uint16(b[44:]); h.Kind {
+	case Contrib, Empty:
+		h.Round, h.Policy = number, Policy(detail)
+	case Ask, Answer, Part:
+		h.Number, h.Part = number, detail
+	default:
+		h.Round, h.Contributors = number, detail
+	}
+	if le.Uint32(b[20:]) != 0 || le.Uint64(b[32:]) != 0 {
+		return fmt.Errorf("reserved bytes of a header of kind %d are not zero", h.Kind)
 	}
 	return h.check()
 }
 
-// MayLead tells whether the header of such a packet may announce those that follow it. The first part of a message may
-// not: where the others go is not known before it has been read.
+// MayLead reports whether the header of such a packet may announce the packets after it. The first part of a message may not:
+// the places of the other parts are unknown until it has been read.
 func MayLead(k Kind, packet uint32) bool {
 	return k == Contrib || k == Sum || k == Part && packet > 0
 }
 
-// check rejects what no node sends.
+// check rejects headers that no node sends.
 func (h *Header) check() error {
 	switch {
 	case h.Kind == 0 || h.Kind >= kindEnd:
@@ -165,8 +179,8 @@ func (h *Header) check() error {
 		return err
 	}
 	contributes := h.Kind == Contrib || h.Kind == Empty
-	if contributes && !h.Policy().Valid() {
-		return fmt.Errorf("unknown consistency %d", h.Contributors)
+	if contributes && !h.Policy.Valid() {
+		return fmt.Errorf("unknown consistency %d", h.Policy)
 	}
 	if !h.goodLearningRate(contributes) {
 		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
@@ -180,7 +194,7 @@ func (h *Header) check() error {
 	return nil
 }
 
-// checkKind is the part of check for what a kind demands of its payload, where that is plain.
+// checkKind checks the requirements of a kind on a plain payload.
 func (h *Header) checkKind() error {
 	switch h.Kind {
 	case Contrib, Sum:
@@ -198,12 +212,16 @@ func (h *Header) checkKind() error {
 		if h.WireLen == 0 || h.WireLen%4 != 0 || h.RawLen != h.WireLen {
 			return fmt.Errorf("list of missing nodes of %d bytes", h.WireLen)
 		}
-	case Goodbye, Rate:
+	case Goodbye:
 		if h.WireLen != 0 {
 			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
 		}
 	case Ask, Answer:
 		return h.checkAsk()
+	case Want:
+		if h.DType != 0 || h.RawLen != 0 || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun {
+			return fmt.Errorf("want of %d packets with %d bytes", h.Run, h.WireLen)
+		}
 	case Part:
 		if h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {
 			return fmt.Errorf("part of a message of %d bytes (%d on the wire), run %d", h.RawLen, h.WireLen, h.Run)
@@ -212,7 +230,7 @@ func (h *Header) checkKind() error {
 	return nil
 }
 
-// goodLearningRate tells whether the rate is one where the flag says so, and nothing elsewhere.
+// goodLearningRate reports whether LearningRate is valid with the flag, and zero without it.
 func (h *Header) goodLearningRate(contributes bool) bool {
 	if h.Flags&FlagLearningRate == 0 {
 		return math.Float32bits(h.LearningRate) == 0
@@ -220,5 +238,5 @@ func (h *Header) goodLearningRate(contributes bool) bool {
 	return contributes && GoodLearningRate(float64(h.LearningRate))
 }
 
-// GoodLearningRate tells whether a rate is 0 or more, and a number that float32 holds.
+// GoodLearningRate reports whether a rate is finite in float32 and not negative.
 func GoodLearningRate(rate float64) bool { return rate >= 0 && rate <= math.MaxFloat32 }

@@ -1,12 +1,18 @@
 package wire
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+	"strings"
 
-// Node ids are those of dmlc ps-lite.
+	"fptps/gocore/fault"
+)
+
+// Node ids are as in dmlc ps-lite.
 const (
 	SchedulerID = 1
 
-	// Groups add up: 7 is everyone.
+	// Groups are added: 7 is all nodes.
 	SchedulerGroup = 1
 	ServerGroup    = 2
 	WorkerGroup    = 4
@@ -19,7 +25,20 @@ func ServerID(rank int) int { return 2*rank + 8 }
 // WorkerID is the id of the worker of a rank.
 func WorkerID(rank int) int { return 2*rank + 9 }
 
-// NodeName is what people call a node: "scheduler", "server 0", "worker 3".
+// AboutNode is what errors about a node have as its role and rank.
+func AboutNode(id int) fault.About {
+	role, number, _ := strings.Cut(NodeName(id), " ")
+	rank, err := strconv.Atoi(number)
+	switch {
+	case id == SchedulerID:
+		return fault.About{Role: role}
+	case id < ServerID(0) || err != nil:
+		return fault.About{}
+	}
+	return fault.About{Role: role, Rank: &rank}
+}
+
+// NodeName is the role and rank of a node: "scheduler", "server 0", "worker 3".
 func NodeName(id int) string {
 	switch {
 	case id == SchedulerID:

@@ -3,16 +3,16 @@ package wire
 // Every limit of the data plane, with its reason.
 const (
 	// PacketBytes is the payload of every packet of a tensor but the last. An urgent
-	// packet may have to wait for one: 131 us at 1 Gbit/s. A header is 0.4% of it.
-	// What a system call costs does not depend on it: one carries many.
+	// packet may have to wait for one other packet: 131 us at 1 Gbit/s. A header adds
+	// 0.4%. Smaller packets do not cost more system calls: one call carries many packets.
 	PacketBytes = 16 << 10
 
 	// MaxAhead bounds the packets that one header announces besides its own, and so
-	// what a receiver keeps ready for them: 128 KB with its own.
+	// the memory that a receiver prepares for them: 128 KB in all.
 	MaxAhead = 7
 
-	// MaxRun bounds the packets that one Empty speaks for: 128 MB. An aggregator
-	// keeps a few hundred bytes for each.
+	// MaxRun bounds the packets that one Empty covers: 128 MB of a tensor. An aggregator
+	// keeps a few hundred bytes for each packet.
 	MaxRun = 8192
 
 	// MaxTensorBytes keeps packet numbers in 32 bits with room for arithmetic.
@@ -25,8 +25,13 @@ const (
 	// packets (2^26) x the sum of at most 2^11 shares of 2^20 each.
 	MaxShare = 1 << 20
 
-	// MaxDelay bounds how many rounds apart a bounded policy lets workers be: far more than any training bears.
+	// MaxDelay bounds the rounds that workers may be apart in a bounded policy: far more than any training tolerates.
 	MaxDelay = 1 << 15
+
+	// MaxName bounds the name of a key, in bytes, and MaxShapeText the text of a shape (numpy has at most 64 axes): the
+	// scheduler keeps both for each tensor.
+	MaxName      = 512
+	MaxShapeText = 2048
 
 	// MaxTensors bounds the tensors of a cluster.
 	MaxTensors = 1 << 24

@@ -5,21 +5,21 @@ import (
 	"math"
 )
 
-// Policy is the consistency of a tensor: when a worker's round is applied to its value. It travels in Contrib and Empty,
-// so that an aggregator learns it with what it is to be used for.
+// Policy is the consistency of a tensor: when a worker's round is applied to its value. It is sent in Contrib and Empty, so
+// that an aggregator needs no list of tensors.
 type Policy uint16
 
 const (
-	// Sync applies a round when all workers have contributed to it, once.
+	// Sync applies a round once, when all workers have contributed to it.
 	Sync Policy = 0
 	// Async applies each contribution when it arrives.
 	Async Policy = math.MaxUint16
 )
 
-// Bounded is the policy that applies a contribution as soon as no worker is more than delay rounds behind it, 0 to MaxDelay.
+// Bounded applies a contribution as soon as no worker is more than delay rounds behind it; delay is 0 to MaxDelay.
 func Bounded(delay uint64) Policy { return Policy(delay + 1) }
 
-// Delay is how many rounds a worker may be ahead of the slowest.
+// Delay is the number of rounds that a worker may be ahead of the slowest.
 func (p Policy) Delay() uint64 {
 	switch p {
 	case Sync:
@@ -30,7 +30,7 @@ func (p Policy) Delay() uint64 {
 	return uint64(p) - 1
 }
 
-// Valid tells whether p is one of the policies above.
+// Valid reports whether p is one of the policies above.
 func (p Policy) Valid() bool { return p == Async || p <= MaxDelay+1 }
 
 // String is the policy as users write it.

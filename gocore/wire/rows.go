@@ -5,12 +5,11 @@ import (
 	"fmt"
 )
 
-// A table is a tensor of which workers push and pull single rows. None crosses packets: each packet holds RowsPerPacket of
-// them, and what is left of it is padding that never travels. Payloads of CodecRows are rows of one packet: their elements,
-// RawLen bytes, one row after the other, then the rows' numbers within the packet, ascending, uint16 each. Without numbers the
-// rows are the first ones of the packet.
+// A table is a tensor whose single rows are pushed and pulled. No row crosses packets: each packet holds RowsPerPacket rows, and
+// the rest is padding, which is never sent. A payload of CodecRows holds rows of one packet: their elements (RawLen bytes), then
+// the rows' numbers within the packet, ascending, as uint16s. Without numbers they are the first rows of the packet.
 
-// RowsPerPacket is how many rows of so many bytes a packet holds: as many as fit, and so that all but one of them fit with
+// RowsPerPacket is the number of rows of the given size in a packet: as many as fit, such that all but one also fit together with
 // their numbers.
 func RowsPerPacket(row int) int { return min(PacketBytes/row, 1+PacketBytes/(row+rowNumberBytes)) }
 
@@ -21,7 +20,7 @@ func AppendRow(payload []byte, number int) []byte {
 	return binary.LittleEndian.AppendUint16(payload, uint16(number))
 }
 
-// rows is how many rows CodecRows names by number.
+// rows is the number of rows that a CodecRows payload names by number.
 func (h *Header) rows() int {
 	if h.Kind == Ask {
 		return int(h.WireLen) / rowNumberBytes
@@ -29,7 +28,7 @@ func (h *Header) rows() int {
 	return int(h.WireLen-h.RawLen) / rowNumberBytes
 }
 
-// RowBytes is the size of the rows that a contribution names by number; 0 where it names none.
+// RowBytes is the size of the rows that a contribution names by number; 0 if it names none.
 func (h *Header) RowBytes() int {
 	if n := h.rows(); n > 0 {
 		return int(h.RawLen) / n
@@ -37,8 +36,8 @@ func (h *Header) RowBytes() int {
 	return 0
 }
 
-// EachRow calls f with the elements of each row of a payload, and where in the packet they lie. Rows that follow each other
-// come together. An error means that no node sends such a payload; f may have been called with a part of it.
+// EachRow calls f with the elements of the rows in a payload, and their offset in the packet; successive rows are passed
+// together. An error means that the payload is invalid; f may have been called for a part of it.
 func (h *Header) EachRow(payload []byte, f func(at int, elements []byte)) error {
 	row := h.RowBytes()
 	if row == 0 {
@@ -48,13 +47,13 @@ func (h *Header) EachRow(payload []byte, f func(at int, elements []byte)) error 
 	return eachRun(payload[h.RawLen:], row, func(at, from, end int) { f(at, payload[from:end]) })
 }
 
-// EachAsked calls f with where in the packet the rows lie that an AskRows names, and where in the answer.
+// EachAsked calls f with the offsets in the packet and in the answer of the rows that an AskRows names.
 func (h *Header) EachAsked(payload []byte, f func(at, from, end int)) error {
 	return eachRun(payload, int(h.RawLen)/h.rows(), f)
 }
 
-// eachRun calls f for each run of rows that follow each other: they lie at at in the packet, and from from to end among those
-// that are named.
+// eachRun calls f for each run of successive rows: at is their offset in the packet; from and end are their range among the
+// named rows.
 func eachRun(numbers []byte, row int, f func(at, from, end int)) error {
 	number := func(i int) int { return int(binary.LittleEndian.Uint16(numbers[rowNumberBytes*i:])) }
 	n := len(numbers) / rowNumberBytes
@@ -72,7 +71,7 @@ func eachRun(numbers []byte, row int, f func(at, from, end int)) error {
 	return nil
 }
 
-// checkRows is checkKind for a table.
+// checkRows is checkKind for tables.
 func (h *Header) checkRows() error {
 	element := uint32(h.DType.Size())
 	switch h.Kind {

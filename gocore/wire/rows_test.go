@@ -95,7 +95,7 @@ func TestRowsOnTheWire(t *testing.T) {
 	if !bytes.Equal(payload[16:], []byte{1, 0, 5, 0}) {
 		t.Errorf("the numbers are %x", payload[16:])
 	}
-	for what, tc := range map[string]struct {
+	for name, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
 	}{
@@ -130,7 +130,7 @@ func TestRowsOnTheWire(t *testing.T) {
 		tc.change(&h)
 		var back Header
 		if err := back.Get(encode(h)); err == nil {
-			t.Errorf("%s is accepted", what)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 }

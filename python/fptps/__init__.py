@@ -4,7 +4,7 @@
 
     with fptps.KVWorker() as kv:
         kv.init(0, weights)
-        kv.push_pull(0, gradient, out=gradient, op="mean").wait()
+        kv.push_pull(0, gradient, out=gradient, op="mean").result()
 
 `fptps run -n 4 -s 2 python train.py` runs such a program on a cluster of local processes. KVWorker joins the cluster
 that the environment names (DMLC_PS_ROOT_URI and others), or runs alone without one.
@@ -13,6 +13,8 @@ that the environment names (DMLC_PS_ROOT_URI and others), or runs alone without 
 from typing import Any
 
 from . import optim
+from .cluster import LocalCluster
+from .consistency import Bounded
 from .errors import (
     BusyError,
     CheckpointError,
@@ -27,11 +29,13 @@ from .errors import (
     RemoteError,
     TimeoutError,
 )
-from .local import LocalCluster
-from .ticket import Ticket
+from .namespace import Namespace
+from .stats import Stats
+from .ticket import Ticket, as_completed, wait
 from .worker import KVWorker
 
 __all__ = [
+    "Bounded",
     "BusyError",
     "CheckpointError",
     "ClosedError",
@@ -42,13 +46,17 @@ __all__ = [
     "KVWorker",
     "LocalCluster",
     "MismatchError",
+    "Namespace",
     "NodeLostError",
     "RankError",
     "RemoteError",
+    "Stats",
     "Ticket",
     "TimeoutError",
     "__version__",
+    "as_completed",
     "optim",
+    "wait",
 ]
 
 __version__: str

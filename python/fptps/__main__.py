@@ -1,6 +1,6 @@
 """`python -m fptps` is the command `fptps`."""
 
-from .cli import main
+from ._cli import main
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""The arguments of KVWorker, and the environment that they go before: checked, and as the core takes them."""
+"""The arguments of KVWorker, which override the environment: checked, and as the core takes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
+from ._environment import check_alone, warn
 from .errors import ConfigError
 
 KEYS: Final = 2**63
@@ -17,7 +18,7 @@ LONGEST_S: Final = 1e9
 
 
 def default_timeout() -> float:
-    """The seconds that FPTPS_TIMEOUT says."""
+    """The value of FPTPS_TIMEOUT in seconds."""
     text = os.environ.get("FPTPS_TIMEOUT") or "60"
     try:
         seconds = float(text)
@@ -31,7 +32,7 @@ def default_timeout() -> float:
 def settings_of(
     scheduler: str | None, num_workers: int | None, num_servers: int | None, timeout: float
 ) -> dict[str, str]:
-    """The environment, with the arguments in the place of what it says."""
+    """The settings of the environment, overridden by the arguments."""
     settings = dict(os.environ)
     if scheduler is not None:
         host, colon, port = scheduler.rpartition(":")
@@ -47,12 +48,26 @@ def settings_of(
                 f"num_workers={num_workers}, num_servers={num_servers}, but no scheduler: give scheduler='host:port' "
                 "or set DMLC_PS_ROOT_URI, or start the whole cluster with `fptps run`"
             )
-        num_workers = num_servers = None  # they say what a worker alone is anyway, and are no part of a cluster's
+        if num_workers is None:
+            check_alone(settings)
+        num_workers = num_servers = None  # which a worker that runs alone has anyway
     settings["FPTPS_TIMEOUT"] = repr(min(timeout, LONGEST_S))
     for name, number in (("DMLC_NUM_WORKER", num_workers), ("DMLC_NUM_SERVER", num_servers)):
         if number is not None:
             settings[name] = str(operator.index(number))
+    warn(settings)
     return settings
+
+
+def seconds_of(timeout: float) -> float:
+    """A timeout argument in seconds."""
+    kind: type[Exception] = ValueError
+    try:
+        if timeout >= 0:  # False for NaN
+            return float(timeout)
+    except TypeError:
+        kind = TypeError
+    raise kind(f"timeout={timeout!r}: a number of seconds, 0 or more, or math.inf is expected")
 
 
 def key_of(key: int) -> int:

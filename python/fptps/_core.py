@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
+import signal
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 from .errors import ClosedError, from_core
 
+# Go's threads inherit this mask. A signal that one of them took would not interrupt the main thread: Python's handler
+# would wait for the end of what that is blocked in.
+_mask = signal.pthread_sigmask(
+    signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2}
+)
 try:
     from . import _fptps as raw
 except ImportError as error:
@@ -22,6 +29,8 @@ except ImportError as error:
         f"the core of fptps, the extension module fptps._fptps, cannot be loaded ({error}): "
         "build and install the package with `pip install .`"
     ) from error
+finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
 
 IN_CHILD: Final = (
     "fptps was in use when this process was forked, and its core does not live on in a forked child: use it in a "
@@ -29,7 +38,8 @@ IN_CHILD: Final = (
 )
 
 _forked = False
-_open: set[int] = set()  # the handles that have sockets
+_handles = itertools.count(1)
+_open: set[int] = set()  # the handles that may have sockets
 _sockets: list[tuple[int, int, int]] = []  # file descriptor, device, inode of each, as of the last fork
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,7 +55,7 @@ def _door(function: Function) -> Function:
         try:
             return function(*arguments)
         except RuntimeError as error:
-            raise from_core(error) from None
+            raise from_core(str(error)) from None
 
     return cast(Function, call)
 
@@ -54,14 +64,15 @@ version = _door(raw.pybind_Version)
 configuration = _door(raw.pybind_Configuration)
 joined = _door(raw.pybind_Joined)
 wait = _door(raw.pybind_Wait)
-reap = _door(raw.pybind_Reap)
+failure = _door(raw.pybind_Failure)
+ended = _door(raw.pybind_Ended)
 explain = _door(raw.pybind_Explain)
 init = _door(raw.pybind_Init)
 push = _door(raw.pybind_Push)
 pull = _door(raw.pybind_Pull)
 push_pull = _door(raw.pybind_PushPull)
 skip = _door(raw.pybind_Skip)
-init_table = _door(raw.pybind_InitTable)
+push_pull_all = _door(raw.pybind_PushPullAll)
 push_rows = _door(raw.pybind_PushRows)
 pull_rows = _door(raw.pybind_PullRows)
 clock = _door(raw.pybind_Clock)
@@ -75,7 +86,8 @@ set_learning_rate = _door(raw.pybind_SetLearningRate)
 set_tensor_count = _door(raw.pybind_SetTensorCount)
 tensor_info = _door(raw.pybind_TensorInfo)
 barrier = _door(raw.pybind_Barrier)
-close = _door(raw.pybind_Close)
+_close = _door(raw.pybind_Close)
+withdraw = _door(raw.pybind_Withdraw)
 info = _door(raw.pybind_Info)
 stats = _door(raw.pybind_Stats)
 sockets = _door(raw.pybind_Sockets)
@@ -83,7 +95,6 @@ notify_fd = _door(raw.pybind_NotifyFd)
 block_values = _door(raw.pybind_BlockValues)
 quantise = _door(raw.pybind_Quantise)
 dequantise = _door(raw.pybind_Dequantise)
-inject = _door(raw.pybind_Inject)
 ps_enter = _door(raw.pybind_PSEnter)
 ps_barrier = _door(raw.pybind_PSBarrier)
 ps_place = _door(raw.pybind_PSPlace)
@@ -103,18 +114,26 @@ ps_fail = _door(raw.pybind_PSFail)
 ps_missing = _door(raw.pybind_PSMissing)
 
 
-def open(options: str) -> int:
-    """Opens a node with settings in a JSON object, named as in the environment; it begins to join. Gives its handle."""
-    handle = _door(raw.pybind_Open)(options)
+def new_handle() -> int:
+    """A handle for open() or open_ps(), known to the caller before the node begins, whatever interrupts the call."""
+    return next(_handles)
+
+
+def open(handle: int, options: str) -> None:
+    """Opens a node with settings in a JSON object, named as in the environment; it begins to join."""
     _open.add(handle)
-    return handle
+    _door(raw.pybind_Open)(handle, options)
 
 
-def open_ps(options: str, customer: int) -> int:
+def open_ps(handle: int, options: str, customer: int) -> None:
     """As open(), for a program of ps-lite's classes, whose customer it is that starts its node."""
-    handle = _door(raw.pybind_OpenPS)(options, customer)
     _open.add(handle)
-    return handle
+    _door(raw.pybind_OpenPS)(handle, options, customer)
+
+
+def close(handle: int, ticket: int, orderly: int, why: str = "") -> None:
+    """Leaves the cluster; why is for the other nodes, where it does not leave in good order."""
+    _close(handle, ticket, orderly, why or "it left without waiting for the others")
 
 
 def free(handle: int) -> None:
@@ -124,7 +143,8 @@ def free(handle: int) -> None:
 
 
 def _list_sockets() -> None:
-    """Before a fork: notes what the child has to close. It must not ask the core, nor trust a number alone, then."""
+    """Before a fork: records the descriptors that the child has to close, as it must not call the core. Numbers
+    alone are not enough: the child may have reused them."""
     _sockets.clear()
     for handle in tuple(_open):
         with contextlib.suppress(RuntimeError, OSError):

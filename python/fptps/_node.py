@@ -8,17 +8,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from .ticket import OF_CORE
-
-SLICE_MS = 100
-"""The longest single call into the core. Python sees a signal only between two calls."""
+from ._environment import warn
+from ._session import Session
+from .errors import OF_CORE, ClosedError
+from .ticket import SLICE_S
 
 NO_WORKERS = signal.SIGUSR1
-"""Says that no worker is left. A node ends by it unless it has joined: then it ends with its cluster anyway."""
+"""The signal that no worker is left. It ends a node that has not joined; one that has joined ends with its cluster."""
 
 
 def serve(
@@ -27,14 +27,18 @@ def serve(
     port: int | None = None,
     num_workers: int | None = None,
     num_servers: int | None = None,
+    quiet: bool = False,
 ) -> int:
-    """Runs a node until its cluster has ended. The arguments go before DMLC_* in the environment.
+    """Runs a node until its cluster has ended. The arguments override DMLC_* in the environment.
+
+    A scheduler prints where it listens and for which nodes it waits, each node that asks to join, and all nodes with
+    their ranks when they have joined, unless quiet.
 
     Returns the process's exit code: 0 if all nodes left in good order, 1 with a line on stderr if one was lost or the
-    node could not join, 128 + n if it was told to end by signal n (SIGTERM or SIGINT; NO_WORKERS before the join).
+    node could not join, 128 + n if signal n ended it (SIGTERM or SIGINT; NO_WORKERS before the join).
     """
-    from . import _core
-
+    session = Session(0.0, "the node has ended", "")
+    core = session.core
     settings = {**os.environ, "DMLC_ROLE": role}
     arguments = {
         "DMLC_PS_ROOT_URI": host,
@@ -43,35 +47,69 @@ def serve(
         "DMLC_NUM_SERVER": num_servers,
     }
     settings.update({name: str(value) for name, value in arguments.items() if value is not None})
+    warn(settings)
     with _signals(signal.SIGTERM, signal.SIGINT) as received, _signals(NO_WORKERS) as no_workers:
         try:
-            handle = _core.open(json.dumps(settings))
-        except OF_CORE as error:
-            return _fail(role, error)
-        try:
+            session.start(core.open, json.dumps(settings))
             if role == "server":  # workers of ps-lite find its app 0
-                _core.ps_customer(handle, 0, 0)
-                _core.ps_sum(handle, 0, 0)
-            life = _core.joined(handle)
+                core.ps_customer(session.handle, 0, 0)
+                core.ps_sum(session.handle, 0, 0)
+            life = session.submit(core.joined, None)
+            announcer = _Announcer(settings) if role == "scheduler" and not quiet else None
             while not received:
-                if _core.wait(handle, life, SLICE_MS):
+                ended = life.poll(SLICE_S)
+                if announcer and announcer.update(json.loads(core.info(session.handle))):
+                    announcer = None
+                if ended:
+                    life.result()
                     return 0
-                if no_workers and not json.loads(_core.info(handle))["joined"]:
+                if no_workers and not json.loads(core.info(session.handle))["joined"]:
                     return 128 + NO_WORKERS
         except OF_CORE as error:
             return _fail(role, error)
         finally:
-            # What the others have to hear, such as who was lost, is on its way until the close has ended.
-            with contextlib.suppress(*OF_CORE):
-                end = _core.close(handle, 0)
-                while len(received) < 2 and not _core.wait(handle, end, SLICE_MS):
-                    pass
+            # Until the close has ended, messages to the others, such as a verdict, may still have to be sent.
+            with contextlib.suppress(ClosedError):  # the start was refused
+                end = session.submit(core.close, None, 0, "")
+                while not end.poll(SLICE_S):
+                    if len(received) > 1:
+                        session.abandon("the node was ended by a second signal")
+                        break
+            session.drop()
     print(f"fptps {role}: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
     return 128 + received[0]
 
 
+class _Announcer:
+    """Prints where a scheduler listens, and the nodes that join it."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._asked = 0  # how many of the nodes that asked to join were printed
+        counts = [
+            f"{number} {role}{'' if number == '1' else 's'}"
+            for role in ("worker", "server")
+            if (number := settings[f"DMLC_NUM_{role.upper()}"]) != "0"
+        ]
+        where = f"{settings['DMLC_PS_ROOT_URI']}:{settings['DMLC_PS_ROOT_PORT']}"
+        self._print(f"at {where}, waiting for {' and '.join(counts)}")
+
+    def update(self, info: dict[str, Any]) -> bool:
+        """Prints the changes in the core's description of the scheduler. Returns whether all nodes have joined."""
+        asked = info["asked"] or []
+        for node in asked[self._asked :]:
+            missing = " and ".join(node["missing"] or ["no node"])
+            self._print(f"{node['node']} has asked to join, {missing} missing")
+        self._asked = len(asked)
+        if info["joined"]:
+            self._print("all nodes have joined: " + ", ".join(info["members"]))
+        return bool(info["joined"])
+
+    def _print(self, text: str) -> None:
+        print(f"fptps scheduler: {text}", file=sys.stderr)
+
+
 def _fail(role: str, error: Exception) -> int:
-    """Tells in one line why the node has ended."""
+    """Prints in one line why the node has ended."""
     print(f"fptps {role}: {error}", file=sys.stderr)
     return 1
 
@@ -91,5 +129,5 @@ def _signals(*numbers: int) -> Iterator[list[int]]:
         yield received
     finally:
         for number, handler in previous.items():
-            # What ends here is a process whose exit code is news: it must not be ended by NO_WORKERS any more.
+            # The process ends with the exit code of serve(): NO_WORKERS must not replace it any more.
             signal.signal(number, signal.SIG_IGN if number == NO_WORKERS else handler)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
+
+from .errors import ClosedError
 
 
 class Wakeup:
-    """Has the event loops that await tickets of one worker call reap() whenever a ticket of it ends.
+    """Makes the event loops that await tickets of one worker call reap() whenever a ticket of it ends.
 
     The core writes to one eventfd, whose count only one reader gets. So whichever loop reads it reaps all that has
     ended, and each ticket wakes those that await it, on their own loops. Each loop is told through a descriptor of
@@ -18,12 +21,12 @@ class Wakeup:
 
     def __init__(self, event: Callable[[], int], reap: Callable[[], None]) -> None:
         self._event = event
-        self._reap = reap
+        self.reap = reap
         self._watching: dict[asyncio.AbstractEventLoop, tuple[int, int]] = {}  # descriptor, how many await
 
     @contextlib.contextmanager
     def watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Within this context the loop is told; called on the loop's thread."""
+        """Within this context the loop is woken; called on the loop's thread."""
         descriptor, count = self._watching.get(loop, (-1, 0))
         if count == 0:
             descriptor = os.dup(self._event())
@@ -43,4 +46,30 @@ class Wakeup:
     def _readable(self, descriptor: int) -> None:
         with contextlib.suppress(BlockingIOError):  # another loop was quicker
             os.read(descriptor, 8)
-        self._reap()
+        self.reap()
+
+
+class CallbackThread:
+    """The thread that runs the done callbacks of one worker's tickets: an event loop that awaits as any other does."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self._wakeup = wakeup
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="fptps callbacks", daemon=True)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the callbacks that are due."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop), contextlib.suppress(ClosedError), self._wakeup.watched(self._loop):
+            self._wakeup.reap()  # for tickets that ended before the loop was watched
+            self._loop.run_forever()

@@ -22,22 +22,23 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from .arrays import locate
+from . import _extras
+from ._arrays import locate
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
-    from ._store import Store
+    from .worker import KVWorker
 
 VERSION: Final = 1
 PACKET: Final = 16384
 """Bytes of a packet, into which the core cuts every tensor."""
 SLICE: Final = 512
-"""Packets that are fetched at a time: what saving takes of memory."""
+"""Packets that are fetched at a time, which bounds the memory for saving."""
 PROGRESS_S: Final = 5.0
 
 STEPS, RATE, VALUE, SENT, STATE = range(5)
@@ -72,10 +73,26 @@ class Array:
     shape: list[int]
     packet: int
     """Bytes of it that are of one packet; the last packet may have fewer."""
+    order: tuple[int, ...] = ()
+    """The order of its axes on the aggregators, as _arrays.Place.order. The file has the elements in C order."""
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * WIDTHS[self.dtype]
+
+    @property
+    def axes(self) -> list[int]:
+        """All its axes, in their order on the aggregators."""
+        return [*self.order, *(axis for axis in range(len(self.shape)) if axis not in self.order)]
+
+    def in_c_order(self, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Its elements as the file has them, from all its bytes as the aggregators have them."""
+        elements = memory.view(f"V{WIDTHS[self.dtype]}").reshape([self.shape[axis] for axis in self.axes])
+        return np.ascontiguousarray(elements.transpose(np.argsort(self.axes)))
+
+    def in_its_order(self, elements: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """All its bytes as the aggregators have them, from its elements as the file has them."""
+        return np.ascontiguousarray(elements.transpose(self.axes)).reshape(-1).view(np.uint8)
 
     def slices(self) -> Iterator[tuple[int, int, int, int]]:
         """The parts in which it travels: the first packet and how many, the first byte and the end."""
@@ -96,16 +113,17 @@ class Tensor:
     consistency: str
     optimizer: dict[str, Any] | None
     clock: list[int]
+    order: list[int] = dataclasses.field(default_factory=list)
 
-    def arrays(self, key: int) -> list[Array]:
-        """What the file has of it; nothing of a plain sum."""
+    def arrays(self, key: str) -> list[Array]:
+        """The arrays of the tensor in the file; none for a plain sum."""
         if self.optimizer is None and self.consistency == "sync":
             return []
         saved = SAVED_AS.get(self.dtype, "U8")
         shape = self.shape if self.dtype in SAVED_AS else [self.nbytes]
         packets = -(-self.nbytes // self.packet)
         packet = self.packet * math.prod(shape) * WIDTHS[saved] // self.nbytes
-        value = Array(str(key), VALUE, saved, shape, packet)
+        value = Array(key, VALUE, saved, shape, packet, tuple(self.order) if self.dtype in SAVED_AS else ())
         if self.optimizer is None:
             return [value]
         states = STATES[self.optimizer["kind"]]
@@ -119,9 +137,12 @@ class Tensor:
         ]
 
 
-def save(worker: Store, path: str | os.PathLike[str]) -> None:
-    """Writes all that the aggregators keep; the old file stays until the new one is whole."""
-    tensors = {key: _describe(worker, key, worker.clock(key)) for key in worker._makers}
+def save(worker: KVWorker, path: str | os.PathLike[str], progress: Callable[[], None]) -> None:
+    """Writes all that the aggregators keep; the old file stays until the new one is whole. Calls progress() often."""
+    numbers = _numbers(worker)
+    tensors = {
+        key: _describe(worker, number, worker._clock(worker._tensors.known[number])) for key, number in numbers.items()
+    }
     arrays = {key: tensor.arrays(key) for key, tensor in tensors.items()}
     if not any(arrays.values()):
         raise ValueError(
@@ -129,53 +150,67 @@ def save(worker: Store, path: str | os.PathLike[str]) -> None:
             "consistency other than 'sync'"
         )
     with _replacing(pathlib.Path(path)) as file:
-        progress = _Progress("saving", path, sum(array.nbytes for found in arrays.values() for array in found))
+        log = _Progress("saving", path, sum(array.nbytes for found in arrays.values() for array in found), progress)
         file.write(_header(tensors, arrays))
         for key, found in arrays.items():
             for array in found:
+                whole = np.empty(array.nbytes if array.order else 0, np.uint8)
                 for first, count, begin, end in array.slices():
-                    file.write(_fetch(worker, key, array.number, first, count, end - begin).data)
-                    progress.made(end - begin)
+                    memory = _fetch(worker, numbers[key], array.number, first, count, end - begin)
+                    log.made(end - begin)
+                    if array.order:
+                        whole[begin:end] = memory
+                    else:
+                        file.write(memory.data)
+                file.write(array.in_c_order(whole).tobytes() if array.order else b"")
 
 
-def load(worker: Store, path: str | os.PathLike[str]) -> None:
-    """Gives the aggregators what save() has written. All is checked before anything is changed."""
-    from safetensors import SafetensorError, safe_open
-
+def load(worker: KVWorker, path: str | os.PathLike[str], progress: Callable[[], None]) -> None:
+    """Restores a file of save() on the aggregators. Checks everything before it changes anything. Calls progress()."""
+    safetensors = _extras.load("safetensors", "checkpoint", "kv.load()")
     try:
-        with safe_open(path, framework="np") as file:
+        with safetensors.safe_open(path, framework="np") as file:
             tensors = _read(path, file)
             _check(worker, path, file, tensors)
-            _restore(worker, path, file, tensors)
-    except SafetensorError as error:
+            _restore(worker, path, file, tensors, progress)
+    except safetensors.SafetensorError as error:
         raise CheckpointError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
 
 
-def refresh(worker: Store, key: int) -> None:
-    """Makes what the aggregators keep of a key what pull() gives on this worker."""
-    if key in worker._tables:
+def refresh(worker: KVWorker, key: int) -> None:
+    """Sets the result of pull() on this worker to the aggregators' value of a key."""
+    if worker._tensors.known[key].row is not None:
         return  # of which no worker keeps anything
-    array = worker._makers[key]()
-    dtype, address, nbytes, _ = locate(array, write=True)
+    session = worker._session
+    array = worker._tensors.known[key].make()
+    dtype, address, nbytes, *_ = locate(array, write=True)
     try:
         for begin in range(0, nbytes, SLICE * PACKET):
             size = min(SLICE * PACKET, nbytes - begin)
             first, count = begin // PACKET, -(-size // PACKET)
-            worker._submit(worker._core.state, array, key, SENT, first, count, address + begin, size).wait()
+            session.submit(session.core.state, array, key, SENT, first, count, address + begin, size).result()
     except (KeyError, TypeError):
         return  # a plain sum, or quantised: no aggregator keeps it
-    worker._core.keep(worker._usable(), key, dtype, address, nbytes)
+    worker._session.core.keep(worker._session.usable(), key, dtype, address, nbytes)
 
 
-def _describe(worker: Store, key: int, clock: list[int]) -> Tensor:
-    info = json.loads(worker._core.tensor_info(worker._usable(), key))
+def _numbers(worker: KVWorker) -> dict[str, int]:
+    """The core's number of each tensor, by the name of its key in the file."""
+    return {known.name or str(number): number for number, known in worker._tensors.known.items()}
+
+
+def _describe(worker: KVWorker, key: int, clock: list[int]) -> Tensor:
+    info = json.loads(worker._session.core.tensor_info(worker._session.usable(), key))
     if info["dtype"].startswith("quant") and info["consistency"] != "sync":
-        raise TypeError(f"key {key} holds quantised codes, which cannot be saved")
-    shape = [int(n) for n in worker._makers[key]().shape]
-    return Tensor(shape, info["dtype"], info["bytes"], info["packet"], info["consistency"], info["optimizer"], clock)
+        raise TypeError(f"{worker._tensors.known[key].text} holds quantised codes, which cannot be saved")
+    known = worker._tensors.known[key]
+    return Tensor(
+        [*known.shape], info["dtype"], info["bytes"], info["packet"], info["consistency"], info["optimizer"], clock,
+        [*known.order],
+    )  # fmt: skip
 
 
-def _header(tensors: dict[int, Tensor], arrays: dict[int, list[Array]]) -> bytes:
+def _header(tensors: dict[str, Tensor], arrays: dict[str, list[Array]]) -> bytes:
     """The start of a safetensors file, before the bytes of its tensors in the same order."""
     described = {"version": VERSION, "tensors": {key: dataclasses.asdict(tensor) for key, tensor in tensors.items()}}
     header: dict[str, Any] = {"__metadata__": {"fptps": json.dumps(described)}}
@@ -188,18 +223,20 @@ def _header(tensors: dict[int, Tensor], arrays: dict[int, list[Array]]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def _fetch(worker: Store, key: int, number: int, first: int, count: int, nbytes: int) -> np.ndarray[Any, Any]:
+def _fetch(worker: KVWorker, key: int, number: int, first: int, count: int, nbytes: int) -> np.ndarray[Any, Any]:
     memory = np.empty(nbytes, np.uint8)
     address = locate(memory, write=True).address
-    worker._submit(worker._core.state, memory, key, number, first, count, address, nbytes).wait()
-    info = json.loads(worker._core.tensor_info(worker._usable(), key)) if number == RATE else {}
-    if info.get("rate") is not None:  # set_learning_rate() was called, and no push has told the aggregators yet
+    worker._session.submit(worker._session.core.state, memory, key, number, first, count, address, nbytes).result()
+    info = json.loads(worker._session.core.tensor_info(worker._session.usable(), key)) if number == RATE else {}
+    if (
+        info.get("rate") is not None
+    ):  # set_learning_rate() was called, and no push has carried the rate to the aggregators yet
         memory.view(np.float64)[:] = info["rate"]
     return memory
 
 
-def _read(path: str | os.PathLike[str], file: Any) -> dict[int, Tensor]:
-    """The description in a file, as it is there."""
+def _read(path: str | os.PathLike[str], file: Any) -> dict[str, Tensor]:
+    """The description in a file, unchecked."""
     text = (file.metadata() or {}).get("fptps")
     if text is None:
         raise CheckpointError(f"{os.fspath(path)} is a safetensors file that KVWorker.save() has not written")
@@ -207,21 +244,22 @@ def _read(path: str | os.PathLike[str], file: Any) -> dict[int, Tensor]:
         described = json.loads(text)
         if described["version"] != VERSION:
             raise CheckpointError(f"{os.fspath(path)} has version {described['version']!r}, this fptps reads {VERSION}")
-        return {int(key): Tensor(**tensor) for key, tensor in described["tensors"].items()}
+        return {str(key): Tensor(**tensor) for key, tensor in described["tensors"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{os.fspath(path)} has a description that cannot be read: {error!r}") from error
 
 
-def _check(worker: Store, path: str | os.PathLike[str], file: Any, saved: dict[int, Tensor]) -> None:
-    """Raises what is wrong with the file, or does not fit the tensors of this cluster."""
-    problems = [f"key {key} is not initialised here" for key in sorted(saved.keys() - worker._makers.keys())]
-    problems += [f"key {key} is not in the file" for key in sorted(worker._makers.keys() - saved.keys())]
+def _check(worker: KVWorker, path: str | os.PathLike[str], file: Any, saved: dict[str, Tensor]) -> None:
+    """Raises CheckpointError if the file is invalid, or does not fit the tensors of this cluster."""
+    numbers = _numbers(worker)
+    problems = [f"key {key} is not initialised here" for key in sorted(saved.keys() - numbers.keys())]
+    problems += [f"key {key} is not in the file" for key in sorted(numbers.keys() - saved.keys())]
     arrays: list[Array] = []
-    for key in sorted(saved.keys() & worker._makers.keys()):
-        there, here = saved[key], _describe(worker, key, [])
+    for key in sorted(saved.keys() & numbers.keys()):
+        there, here = saved[key], _describe(worker, numbers[key], [])
         problems += [
             f"key {key} has {name} {getattr(here, name)!r}, in the file {getattr(there, name)!r}"
-            for name in ("shape", "dtype", "nbytes", "packet", "consistency")
+            for name in ("shape", "order", "dtype", "nbytes", "packet", "consistency")
             if getattr(here, name) != getattr(there, name)
         ]
         if here.optimizer is not None and there.optimizer is None:
@@ -230,7 +268,9 @@ def _check(worker: Store, path: str | os.PathLike[str], file: Any, saved: dict[i
             problems.append(f"key {key} has the clock {there.clock!r} in the file")
         if there.optimizer is not None:
             try:
-                worker._core.check_optimizer(worker._usable(), json.dumps([key]), json.dumps(there.optimizer))
+                worker._session.core.check_optimizer(
+                    worker._session.usable(), json.dumps([numbers[key]]), json.dumps(there.optimizer)
+                )
             except (TypeError, ValueError) as error:
                 problems.append(str(error))
         if not problems:
@@ -250,35 +290,42 @@ def _is_clock(clock: object) -> bool:
     return isinstance(clock, list) and len(clock) > 0 and all(type(n) is int and 0 <= n < 2**63 for n in clock)
 
 
-def _restore(worker: Store, path: str | os.PathLike[str], file: Any, saved: dict[int, Tensor]) -> None:
+def _restore(
+    worker: KVWorker, path: str | os.PathLike[str], file: Any, saved: dict[str, Tensor], progress: Callable[[], None]
+) -> None:
+    numbers = _numbers(worker)
     arrays = {key: tensor.arrays(key) for key, tensor in saved.items()}
-    progress = _Progress("loading", path, sum(array.nbytes for found in arrays.values() for array in found))
+    session = worker._session
+    log = _Progress("loading", path, sum(array.nbytes for found in arrays.values() for array in found), progress)
     for key, tensor in saved.items():
         if tensor.optimizer is not None:
-            worker._submit(worker._core.set_optimizer, None, json.dumps([key]), json.dumps(tensor.optimizer)).wait()
+            session.submit(
+                session.core.set_optimizer, None, json.dumps([numbers[key]]), json.dumps(tensor.optimizer)
+            ).result()
         for array in arrays[key]:
             for memory, (first, count, begin, end) in _slices(file, array):
                 address = locate(memory, write=False).address
-                worker._submit(
-                    worker._core.restore, memory, key, array.number, first, count, address, end - begin
-                ).wait()
-                progress.made(end - begin)
-        # Of another number of workers nobody can say who was which: all go on from the slowest.
+                session.submit(
+                    session.core.restore, memory, numbers[key], array.number, first, count, address, end - begin
+                ).result()
+                log.made(end - begin)
+        # With another number of workers the ranks mean other processes: all go on from the slowest clock.
         same = len(tensor.clock) == worker._num_workers
         clock = np.array(tensor.clock if same else [min(tensor.clock)] * worker._num_workers, np.uint64)
         address = locate(clock, write=False).address
-        worker._submit(worker._core.resume, clock, key, address, clock.nbytes).wait()
+        session.submit(session.core.resume, clock, numbers[key], address, clock.nbytes).result()
 
 
 def _slices(file: Any, array: Array) -> Iterator[tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]]:
-    """The bytes of an array and where they belong: slice by slice, but where slices cut rows all in memory at once."""
+    """The bytes of an array and where they belong: slice by slice, or all in memory at once, where
+    slices cut rows or the axes are in another order than C's."""
     row = array.nbytes // array.shape[0] if array.shape else array.nbytes
     whole = None
     for first, count, begin, end in array.slices():
-        if begin % row == 0 and end % row == 0 and array.shape and whole is None:
+        if begin % row == 0 and end % row == 0 and array.shape and not array.order and whole is None:
             memory = file.get_slice(array.name)[begin // row : end // row].reshape(-1).view(np.uint8)
         else:
-            whole = file.get_tensor(array.name).reshape(-1).view(np.uint8) if whole is None else whole
+            whole = array.in_its_order(file.get_tensor(array.name)) if whole is None else whole
             memory = whole[begin:end]
         yield memory, (first, count, begin, end)
 
@@ -287,7 +334,7 @@ def _slices(file: Any, array: Array) -> Iterator[tuple[np.ndarray[Any, Any], tup
 def _replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of path when it is whole and on the disk.
 
-    Its own name is always the same, so that what a kill leaves is written over by the next save.
+    The temporary name is always the same, so that the next save overwrites the file of a killed one.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -307,14 +354,16 @@ def _replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 class _Progress:
-    """Tells the log, now and then, how far it is."""
+    """Reports the progress of a save or load: to the log now and then, and to a function each time."""
 
-    def __init__(self, verb: str, path: str | os.PathLike[str], total: int) -> None:
-        self._what, self._total, self._made = f"{verb} {os.fspath(path)}", total, 0
-        self._told = time.monotonic()
+    def __init__(self, verb: str, path: str | os.PathLike[str], total: int, progress: Callable[[], None]) -> None:
+        self._name, self._total, self._made = f"{verb} {os.fspath(path)}", total, 0
+        self._progress = progress
+        self._logged = time.monotonic()
 
     def made(self, nbytes: int) -> None:
         self._made += nbytes
-        if time.monotonic() - self._told >= PROGRESS_S:
-            self._told = time.monotonic()
-            _log.info("%s: %.0f of %.0f MB", self._what, self._made / 1e6, self._total / 1e6)
+        self._progress()
+        if time.monotonic() - self._logged >= PROGRESS_S:
+            self._logged = time.monotonic()
+            _log.info("%s: %.0f of %.0f MB", self._name, self._made / 1e6, self._total / 1e6)

@@ -1,14 +1,14 @@
-"""Quantised tensors: float32 values as linear codes of 2 to 16 bits, which travel in their place and are summed.
+"""Quantised tensors: linear codes of 2 to 16 bits, which are sent and summed in the place of float32 values.
 
     quantizer = Quantizer(bits=8)
     codes = quantizer.encode(gradient, seed=step)
     kv.init(key, codes)  # once, on every worker
-    kv.push_pull(key, codes, out=codes).wait()
+    kv.push_pull(key, codes, out=codes).result()
     total = codes.decode()
 
-A sum is quantised again, once, on the node that makes it, and every worker receives the same bytes. The rounding has no
-bias: the expectation of what a value decodes to is the value itself (Alistarh et al., QSGD, 2017, section 3.1, with
-the range in place of the norm). Blocks of 512 bytes are quantised each by itself.
+The aggregator adds the values in float32 and quantises the sum once; every worker receives the same bytes. Rounding is
+stochastic and without bias: the expectation of a decoded value is the value itself (Alistarh et al., QSGD, 2017,
+section 3.1, with the range instead of the norm). Blocks of 512 bytes are quantised separately.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .arrays import BLOCK_TYPES, FLOAT32, MIN_BITS, Place, locate
+from ._arrays import BLOCK_TYPES, FLOAT32, MIN_BITS, Place, locate, locate_contiguous
+
+__all__ = ["Codes", "Quantizer"]
 
 BLOCK_BYTES: Final = 512
 
 
 class Codes:
-    """A row of values as codes. KVWorker's methods take it as an array, to read and to receive into."""
+    """Quantised values. KVWorker's methods accept it wherever they accept an array, to push and to receive into."""
 
     def __init__(self, bits: int, count: int) -> None:
         self.bits = bits
         self.count = count
         """The number of values."""
         self.blocks = np.zeros(-(-count // block_values(bits)) * BLOCK_BYTES, np.uint8)
-        """The bytes that travel."""
+        """The encoded bytes, which are sent."""
 
     @property
     def nbytes(self) -> int:
-        """What travels, in bytes."""
+        """Bytes of the codes, which are sent."""
         return self.blocks.nbytes
 
     def decode(self, out: Any = None) -> Any:
-        """The values: in out, a C-contiguous float32 array or CPU tensor of so many, or a new numpy array (count,)."""
+        """Returns the values, in out (C-contiguous float32, an array or CPU tensor) or in a new array. Both have count
+        elements."""
         from . import _core
 
         if out is None:
@@ -52,25 +55,28 @@ class Codes:
         return out
 
     def fptps_place(self, write: bool) -> Place:
-        """How KVWorker finds the codes (see arrays.locate)."""
+        """The memory of the codes, for KVWorker (see _arrays.locate)."""
         place = locate(self.blocks, write)
-        return place._replace(dtype=BLOCK_TYPES + self.bits - MIN_BITS)
+        return place._replace(dtype=BLOCK_TYPES + self.bits - MIN_BITS, shape=(self.count,))
 
     def fptps_like(self) -> Codes:
-        """A new one of the same size and width (see arrays.maker)."""
+        """A new object of the same size and width (see _arrays.maker)."""
         return Codes(self.bits, self.count)
 
 
 class Quantizer(NamedTuple):
-    """How values become codes. ValueError if that makes no sense."""
+    """Encodes values as codes. encode() raises ValueError for invalid bits or range."""
 
     bits: int = 8
     """2 to 16: there are 2**bits - 1 codes, symmetric about 0."""
     range: float | None = None
-    """The largest magnitude that has a code; values beyond it become it. None: of each block its own largest."""
+    """The largest magnitude that can be encoded; values beyond it are clipped.
+
+    None: each block uses its own largest.
+    """
 
     def encode(self, values: Any, seed: int, out: Codes | None = None) -> Codes:
-        """The codes of float32 values (C-contiguous, an array or CPU tensor of any shape), which are only read.
+        """Returns the codes of float32 values: a C-contiguous array or CPU tensor of any shape. out is reused if given.
 
         The same values and seed (64 bits) give the same codes. A block with a value that is not finite decodes to NaN.
         """
@@ -93,14 +99,14 @@ class Quantizer(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def block_values(bits: int) -> int:
-    """How many values a block of 512 bytes holds. ValueError for a width that there is not."""
+    """The number of values in a block of 512 bytes. ValueError for an unsupported width."""
     from . import _core
 
     return int(_core.block_values(bits))
 
 
 def _float32s(array: Any, write: bool) -> Place:
-    place = locate(array, write)
+    place = locate_contiguous(array, write)
     if place.dtype != FLOAT32:
         raise TypeError("float32 values are expected")
     return place

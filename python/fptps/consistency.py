@@ -1,26 +1,38 @@
-"""When a worker's push is applied to a tensor's value: the three consistencies, as users write them."""
+"""When a worker's push is applied to a tensor's value: "sync", "async", or Bounded(n)."""
 
 from __future__ import annotations
 
-import re
-from typing import Final
+import dataclasses
+import operator
+from typing import Final, Literal, Union
 
 SYNC: Final = 0
 ASYNC: Final = 65535
 MAX_DELAY: Final = 32768
-"""Far more rounds apart than any training bears; wire.MaxDelay of the core."""
+"""The largest bound: far more than any training tolerates; wire.MaxDelay of the core."""
 
 
-def number(text: str) -> int:
-    """The core's number (wire.Policy) of "sync", "bounded:N" or "async". ValueError for another text."""
-    if text == "sync":
-        return SYNC
-    if text == "async":
-        return ASYNC
-    match = re.fullmatch(r"bounded:(\d{1,9})", text, re.ASCII) if isinstance(text, str) else None
-    if match is None or int(match[1]) > MAX_DELAY:
-        raise ValueError(
-            f"consistency={text!r}: 'sync', 'async' or 'bounded:N' is expected, "
-            f"N the rounds that workers may be apart, 0 to {MAX_DELAY}"
-        )
-    return int(match[1]) + 1
+@dataclasses.dataclass(frozen=True)
+class Bounded:
+    """As "async", but a worker that is more than rounds ahead of the slowest waits for it.
+
+    rounds: 0 to 32768. ValueError or TypeError for another one.
+    """
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= operator.index(self.rounds) <= MAX_DELAY:
+            raise ValueError(f"Bounded({self.rounds}): 0 to {MAX_DELAY} rounds are expected")
+
+
+Consistency = Union[Literal["sync", "async"], Bounded]
+
+
+def number(consistency: Consistency) -> int:
+    """The core's number (wire.Policy) of a consistency. ValueError for any other object."""
+    if isinstance(consistency, Bounded):
+        return operator.index(consistency.rounds) + 1
+    if isinstance(consistency, str) and consistency in ("sync", "async"):
+        return SYNC if consistency == "sync" else ASYNC
+    raise ValueError(f"consistency={consistency!r}: 'sync', 'async' or fptps.Bounded(n) is expected")

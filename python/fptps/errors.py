@@ -1,18 +1,47 @@
 """Every error of fptps, and the codes by which the core names them.
 
-What may happen to a correct program (a node dies, a setting is missing) is a class of ours, all of them
-FptpsError. What is wrong with an argument is Python's own TypeError, ValueError or KeyError, as with numpy:
-a fault of the calling code, which no program should catch as a state of the cluster.
+Events that a correct program can meet (a node dies, a setting is missing) have classes of fptps's own, all of them
+FptpsError. A wrong argument raises Python's own TypeError, ValueError or KeyError, as with numpy: it is a fault of the
+calling code, which no program should handle as a state of the cluster.
 """
 
 from __future__ import annotations
 
 import builtins
+import json
+from collections.abc import Iterable
 from typing import Final
 
 
 class FptpsError(Exception):
-    """The base of every error that is not a wrong argument. The text says what, where, and what to do."""
+    """The base of every error that is not a wrong argument. The text names the failure, its place and the remedy.
+
+    The attributes are for programs that handle an error; they survive pickling.
+    """
+
+    role: str | None
+    """The role of the node that the error is about: "worker", "server" or "scheduler"; None if it is about no node."""
+
+    rank: int | None
+    """That node's number among those of its role; None for the scheduler."""
+
+    key: int | str | None
+    """The tensor that the error is about: its number, or its name after the names of its namespaces, with "/" between
+    them; None if it is about no tensor."""
+
+    missing: tuple[str, ...]
+    """The nodes that a wait lacked, such as "worker 1"; () if they are not known."""
+
+    def __init__(
+        self,
+        *args: object,
+        role: str | None = None,
+        rank: int | None = None,
+        key: int | str | None = None,
+        missing: Iterable[str] = (),
+    ) -> None:
+        super().__init__(*args)
+        self.role, self.rank, self.key, self.missing = role, rank, key, tuple(missing)
 
 
 class ConfigError(FptpsError):
@@ -24,19 +53,20 @@ class ConnectError(FptpsError):
 
 
 class MismatchError(FptpsError):
-    """Workers disagree about the size or dtype of a tensor. The text names the key, both sizes, and the ranks."""
+    """Workers disagree about a tensor, or one has closed while others wait for it. The text names the key, and the
+    declaration of each; rank is the worker that all others disagree with, or that has closed."""
 
 
 class NodeLostError(FptpsError):
-    """A node of the cluster died or left without a word, so the others cannot go on. The text names it."""
+    """A node of the cluster died, or left without waiting for the others, which cannot go on. role and rank name it."""
 
 
 class TimeoutError(FptpsError, builtins.TimeoutError):
-    """A wait ended without its event. The text names what is missing; waiting again is fine."""
+    """A wait ended without its event. missing names the nodes that it waited for; waiting again is fine."""
 
 
 class ClosedError(FptpsError):
-    """Used after close(), or in a forked child."""
+    """Used after close(), or in a forked child. key names the tensor of the call or ticket, if it is one tensor's."""
 
 
 class BusyError(FptpsError):
@@ -44,8 +74,8 @@ class BusyError(FptpsError):
 
 
 class RankError(FptpsError):
-    """What a worker of a LocalCluster raised. Its text is that worker's traceback; it is the cause of the exception
-    that LocalCluster raises, or that exception itself where the worker's own cannot be pickled."""
+    """An exception of a worker of a LocalCluster, with that worker's traceback as its text. It is the cause of the
+    exception that LocalCluster raises, or that exception itself if the worker's own cannot be pickled."""
 
 
 class RemoteError(FptpsError):
@@ -81,10 +111,28 @@ CLASSES: Final[dict[str, type[Exception]]] = {
 PREFIX: Final = "fptps:"
 
 
-def from_core(error: RuntimeError) -> Exception:
-    """The exception that the core means: its errors arrive as RuntimeError("fptps:code: text")."""
-    prefix, _, rest = str(error).partition(PREFIX)
-    code, _, text = rest.partition(": ")
-    if prefix or code not in CLASSES:
-        return InternalError(str(error))
-    return CLASSES[code](text)
+OF_CORE: Final = tuple(CLASSES.values())
+"""The classes that calls of the core raise."""
+
+
+def from_core(error: str) -> Exception:
+    """The exception that the core means: its errors are texts of the form `fptps:code{"key":7}: text`."""
+    prefix, _, rest = error.partition(PREFIX)
+    code, brace, rest = rest.partition("{")
+    kind = CLASSES.get(code)
+    try:
+        about, end = json.JSONDecoder().raw_decode(brace + rest)
+    except ValueError:
+        return InternalError(error)
+    text = (brace + rest)[end:]
+    if prefix or kind is None or not text.startswith(": "):
+        return InternalError(error)
+    return kind(text[2:], **about) if issubclass(kind, FptpsError) else kind(text[2:])
+
+
+def timed_out(seconds: float, waiting: str) -> TimeoutError:
+    """The error of a wait that took so long. waiting: the core's error, as from_core() takes it; "": it has none."""
+    error = from_core(waiting) if waiting else TimeoutError("its end came just now")
+    if not isinstance(error, TimeoutError):
+        raise error
+    return TimeoutError(f"waited {round(seconds, 2):g} s: {error}", key=error.key, missing=error.missing)

@@ -1,8 +1,8 @@
-"""Optimisers for KVWorker.set_optimizer(): torch.optim's names, hyper-parameters and defaults, as plain values.
+"""Optimisers for KVWorker.set_optimizer(), with torch.optim's names, hyper-parameters and defaults.
 
-They do nothing by themselves: the nodes that sum the gradients apply them. The results are those of torch.optim for the
-same gradients, up to the rounding of float32 (of float64 for float64 tensors). The steps are PyTorch's; the papers are
-named in gocore/store/rule.go.
+An Optimizer holds hyper-parameters only; the aggregators apply it. For the same gradients the results equal those of
+torch.optim up to rounding, in float32 (float64 for float64 tensors). gocore/store/rule.go has the equations and cites
+the papers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import dataclasses
 import json
 import math
 
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer"]
+
 
 class Optimizer:
-    """What set_optimizer() takes: SGD, Adam, AdamW or Adagrad.
+    """Base class of SGD, Adam, AdamW and Adagrad, the argument of set_optimizer().
 
-    lr: the learning rate, 0 or more; KVWorker.set_learning_rate() changes it later.
-    weight_decay: is added to the gradient, times the weights (AdamW: is taken from the weights themselves).
+    - lr: the learning rate, 0 or more; KVWorker.set_learning_rate() changes it later.
+    - weight_decay: the factor by which the weights are added to the gradient (AdamW: by which they shrink).
 
     Raises ValueError for a number that is negative or not finite.
     """
@@ -40,7 +42,7 @@ class SGD(Optimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(Optimizer):
-    """torch.optim.Adam. betas: how much of the running means of the gradient and of its square stays, below 1."""
+    """torch.optim.Adam. betas: decay of the running means of the gradient and of its square, from 0 to below 1."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -50,7 +52,7 @@ class Adam(Optimizer):
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Optimizer):
-    """torch.optim.AdamW: Adam with the weights' decay apart from the gradient."""
+    """torch.optim.AdamW: Adam with weight decay decoupled from the gradient."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -70,7 +72,7 @@ class Adagrad(Optimizer):
 
 
 def rule(optimizer: Optimizer) -> str:
-    """The optimiser as the core reads it. TypeError for what is none of the four."""
+    """Encodes the optimiser for the core. TypeError unless it is one of the four classes."""
     if type(optimizer) not in (SGD, Adam, AdamW, Adagrad):
         raise TypeError(f"{optimizer!r}: an optimiser of fptps.optim (SGD, Adam, AdamW, Adagrad) is expected")
     return json.dumps({"kind": type(optimizer).__name__, **vars(optimizer)}, default=float)

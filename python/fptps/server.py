@@ -16,7 +16,7 @@ def main(
     """Runs the server until its cluster has ended, and returns the process's exit code.
 
     It sums its share of every tensor. host and port are the scheduler's.
-    The arguments go before DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and DMLC_NUM_SERVER in the
+    The arguments override DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER and DMLC_NUM_SERVER in the
     environment. Exit codes: 0 if all nodes left in good order, 1 (with a line on stderr) if one was lost or the node
     could not join, 128 + n if signal n ended it.
     """

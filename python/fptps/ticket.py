@@ -1,171 +1,240 @@
-"""Tickets: the promises of operations that are under way."""
+"""Tickets: the handles of operations that are under way."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import functools
+import logging
 import math
+import queue
 import threading
 import time
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from .errors import CLASSES, BusyError, TimeoutError
+from ._arrays import modified
+from .errors import ClosedError, FptpsError, TimeoutError, from_core, timed_out
 
 if TYPE_CHECKING:
-    from .worker import KVWorker
+    from ._keys import Key
+    from ._session import Session
 
 Result = TypeVar("Result")
 
-OF_CORE = tuple(CLASSES.values())
-"""What the core's calls raise. A signal handler of the program may raise anything else in the middle of one."""
+_log = logging.getLogger("fptps")
+
+UNDER_WAY, SUCCEEDED, BROKEN, UNKNOWN = range(4)
+"""The states of an operation, as the core's wait() returns them. UNKNOWN: it was never begun, or its end was noted."""
 
 SLICE_S = 0.1
 """The longest single call into the core. Python sees a Ctrl-C only between two calls."""
 
 
 class Ticket(Generic[Result]):
-    """The promise of a push, pull, push_pull or skip. The worker's methods make tickets.
+    """The handle of a push, pull, push_pull or skip. The worker's methods make tickets.
 
     A ticket is done when its operation has ended: then no part of fptps refers to the arrays any more. Until then
     the arrays must not be written to (nor the one that is received into be read); they are kept alive even where the
     ticket itself is dropped. `await ticket` does what wait() does, for asyncio. Any thread may use a ticket.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_arrays",
-        "_asking",
-        "_failure",
-        "_number",
-        "_reaped",
-        "_result",
-        "_waiters",
-        "_worker",
-    )
+    __slots__ = ("__weakref__", "_callbacks", "_ends", "_key", "_result", "_session", "_waiters", "arrays", "number")
 
-    def __init__(self, worker: KVWorker, arrays: object, result: Result) -> None:
-        self._worker = worker
-        self._arrays: object = arrays  # kept alive until the operation has ended, which clears it
+    def __init__(self, session: Session, number: int, arrays: object, result: Result, key: Key | None = None) -> None:
+        self.number: Final = number
+        """The core's name of the operation."""
+        self.arrays: object = arrays
+        """What is kept alive until the operation has ended, which clears it."""
+        self._session = session
         self._result = result
-        self._number = 0  # the core's name of it; 0 as soon as it is done
-        self._failure: BaseException | None = None
-        self._asking = threading.Lock()  # held around a call to the core, which tells the end of a ticket only once
-        self._reaped = False  # the core has told that it ended, but not how
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._key = key  # of the tensor that the operation is about
+        self._ends: list[BaseException | None] = []  # how it ended: the first that was noted counts; empty: not yet
+        self._waiters: list[Callable[[], object]] = []  # called once when it has ended, on any thread
+        self._callbacks: list[Callable[[Ticket[Result]], object]] = []
 
     def done(self) -> bool:
         """Whether the operation has ended, well or not. Never waits."""
-        return self._poll(0.0)
+        return self.poll(0.0)
 
-    def result(self) -> Result:
-        """What wait() returns, of a ticket that is done. Never waits: BusyError if it is not done."""
-        if not self._poll(0.0):
-            raise BusyError(f"result() does not wait: call wait() first. The ticket is not done: {self._missing()}")
-        return self._outcome()
-
-    def wait(self, timeout: float | None = None) -> Result:
+    def result(self, timeout: float | None = None) -> Result:
         """Waits until the operation has ended and gives its result.
 
         The result of a pull or push_pull is the array that was received into; of a push or skip it is None.
-        timeout is in seconds: None means the worker's own timeout, math.inf no bound. TimeoutError names what is
-        missing; the ticket stays valid and may be waited for again. Any other error is the operation's own, among
-        them NodeLostError, MismatchError and ClosedError. Waiting again for a ticket that is done gives the same.
+        timeout is in seconds: None means the worker's own timeout, math.inf no bound. TimeoutError names the
+        missing nodes; the ticket stays valid and may be waited for again. Any other error is the operation's own, among
+        them NodeLostError, MismatchError and ClosedError. Asking again for a ticket that is done gives the same.
         """
-        seconds = self._worker._seconds(timeout)
-        if self._number:
-            self._wait(seconds)
+        self._wait(self._session.seconds(timeout))
         return self._outcome()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits as result() does, and gives the error that result() would raise; None if the operation went well."""
+        self._wait(self._session.seconds(timeout))
+        return self._error()
+
+    def add_done_callback(self, function: Callable[[Ticket[Result]], object]) -> None:
+        """Calls function(ticket) when the operation has ended: at once, on this thread, if it has already.
+
+        Otherwise it runs on a thread of fptps's own, which serves all callbacks of the worker one after the other: a
+        long one delays the others. An exception of the function is logged ("fptps", ERROR), and goes no further.
+        """
+        self._callbacks.append(function)
+        if not self.poll(0.0):
+            loop = self._session.callback_loop()
+            self._waiters.append(functools.partial(loop.call_soon_threadsafe, self._call_back))
+        if self.poll(0.0):  # it may have ended before the waiter was registered
+            self._call_back()
+
+    def _call_back(self) -> None:
+        """Calls the functions, each once, whichever threads come here."""
+        while self._callbacks:
+            try:
+                function = self._callbacks.pop(0)
+            except IndexError:
+                return
+            try:
+                function(self)
+            except Exception:
+                _log.exception("a done callback of a ticket failed")
 
     def __await__(self) -> Generator[Any, None, Result]:
         return self._wait_async().__await__()
 
     def __repr__(self) -> str:
-        state = "under way" if self._number else "done" if self._failure is None else "failed"
+        state = "under way" if not self._ends else "failed" if self._ends[0] else "done"
         return f"<fptps.Ticket {state}>"
 
     def _wait(self, seconds: float) -> None:
+        if self._ends:
+            return
         start = time.monotonic()
         end = start + seconds
         try:
             left = seconds
-            while not self._poll(min(left, SLICE_S)):
+            while not self.poll(min(left, SLICE_S)):
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"waited {round(seconds, 2):g} s: {self._missing()}")
+                    raise self._timed_out(seconds)
         finally:
-            self._worker._add_wait(time.monotonic() - start)
+            self._session.waited += time.monotonic() - start
 
-    def _poll(self, seconds: float) -> bool:
+    def poll(self, seconds: float) -> bool:
         """Whether the ticket is done; waits for it at most so long."""
-        if self._number:
-            handle = self._worker._usable()
-            if self._asking.acquire(blocking=seconds > 0, timeout=seconds if seconds > 0 else -1):
-                try:
-                    self._ask(handle, seconds)
-                finally:
-                    self._asking.release()
-            # Who learnt meanwhile that it had ended may have found the lock taken: then the asking is ours.
-            if self._reaped:
-                self._reaped = False
-                return self._poll(0.0)
-        return not self._number
+        if not self._ends:
+            core = self._session.core
+            try:
+                handle = self._session.usable()
+                # Rounded up: a wait of the last 0.3 ms must not spin.
+                state = core.wait(handle, self.number, math.ceil(seconds * 1000))
+                if state == SUCCEEDED:
+                    self.settle(None)
+                elif state == BROKEN:
+                    self.settle(from_core(core.failure(handle, self.number)))
+            except ClosedError:
+                if not self._ends:  # or else a close has ended it meanwhile
+                    raise
+        return bool(self._ends)
 
-    def _reap(self) -> None:
-        """The core has told that the operation has ended, but not how. Never waits."""
-        self._reaped = True
-        self._poll(0.0)
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the operation was noted."""
+        return bool(self._ends)
 
-    def _ask(self, handle: int, seconds: float) -> None:
-        if not self._number:
-            return
-        try:
-            # Rounded up: a wait of the last 0.3 ms must not spin.
-            ended = self._worker._core.wait(handle, self._number, math.ceil(seconds * 1000))
-        except OF_CORE as error:
-            self._settle(error)
-        else:
-            if ended:
-                self._settle(None)
+    def settle(self, failure: BaseException | None) -> None:
+        """Records the end of the operation and releases the arrays. Any thread may call it, any number of times."""
+        modified(self._result)
+        self._ends.append(failure)
+        self.release()
 
-    def _settle(self, failure: BaseException | None) -> None:
-        """Notes the end of the operation and lets go of the arrays."""
-        self._failure = failure
-        number, self._number = self._number, 0
-        self._arrays = None
-        self._worker._forget(number)
-        self._wake()
+    def release(self) -> None:
+        """Releases the arrays and wakes the waiters, after the end was recorded; called again if it was interrupted."""
+        self.arrays = None
+        while self._waiters:
+            with contextlib.suppress(RuntimeError, IndexError):  # its loop is closed, or another thread has popped it
+                self._waiters.pop()()
+        self._session.live.pop(self.number, None)
 
     def _outcome(self) -> Result:
-        if self._failure is not None:
-            # A new exception each time: one that is raised twice gathers the tracebacks of both.
-            raise type(self._failure)(*self._failure.args)
+        failure = self._error()
+        if failure is not None:
+            raise failure
         return self._result
 
-    def _missing(self) -> str:
-        return self._worker._explain(self._number)
+    def _error(self) -> BaseException | None:
+        """A new exception each time: one that is raised twice gathers the tracebacks of both."""
+        failure = copy.copy(self._ends[0])
+        self.name_key(failure)
+        return failure
 
-    def _wake(self) -> None:
-        while self._waiters:
-            loop, future = self._waiters.pop()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(_finish, future)
+    def name_key(self, error: BaseException | None) -> None:
+        """Gives an error the key of the operation, if it has none: the core's NodeLostError has none, and is every
+        operation's."""
+        if isinstance(error, FptpsError) and error.key is None:
+            error.key = self._key
+
+    def _timed_out(self, seconds: float) -> TimeoutError:
+        return timed_out(seconds, self._session.core.explain(self._session.usable(), self.number))
 
     async def _wait_async(self) -> Result:
-        if self._number and not self._poll(0.0):
-            seconds = self._worker._seconds(None)
+        if not self.poll(0.0):
+            seconds = self._session.seconds(None)
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            with self._worker._watched(loop):
-                self._waiters.append((loop, future))
-                if not self._poll(0.0):  # it may have ended before there was anybody to wake
+            with self._session.watched(loop):
+                self._waiters.append(functools.partial(loop.call_soon_threadsafe, _finish, future))
+                if not self.poll(0.0):  # it may have ended before the waiter was registered
                     bound = None if math.isinf(seconds) else seconds
                     await asyncio.wait({future}, timeout=bound)
-                if self._number and not self._poll(0.0):
-                    raise TimeoutError(f"waited {seconds:g} s: {self._missing()}")
+                if not self.poll(0.0):
+                    raise self._timed_out(seconds)
         return self._outcome()
 
 
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def wait(tickets: Iterable[Ticket[Result]], timeout: float | None = None) -> list[Result]:
+    """Waits for all tickets and gives their results, in the order of the tickets.
+
+    Raises the error of the first that failed, so that none passes unseen (unlike concurrent.futures.wait); the others
+    go on and may be waited for. timeout bounds the whole wait, in seconds, as for Ticket.result().
+    """
+    tickets = list(tickets)
+    left = _countdown(tickets, timeout)
+    return [ticket.result(left()) for ticket in tickets]
+
+
+def as_completed(tickets: Iterable[Ticket[Result]], timeout: float | None = None) -> Iterator[Ticket[Result]]:
+    """Gives each ticket when its operation has ended, well or not; the first to end first.
+
+    timeout bounds the time from the call to the last ticket, in seconds, as for Ticket.result(). TimeoutError names
+    what is missing of one that has not ended.
+    """
+    left = _countdown(tickets := list(dict.fromkeys(tickets)), timeout)
+    return _as_completed(tickets, left)
+
+
+def _as_completed(tickets: list[Ticket[Result]], left: Callable[[], float]) -> Iterator[Ticket[Result]]:
+    ended: queue.SimpleQueue[Ticket[Result]] = queue.SimpleQueue()
+    missing = dict.fromkeys(tickets)
+    for ticket in tickets:
+        ticket.add_done_callback(ended.put)
+    while missing:
+        try:
+            ticket = ended.get(timeout=min(left(), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            next(iter(missing)).result(0)  # which raises TimeoutError, unless it ends just now
+            continue
+        del missing[ticket]
+        yield ticket
+
+
+def _countdown(tickets: list[Ticket[Result]], timeout: float | None) -> Callable[[], float]:
+    """A function that gives how many seconds are left of a timeout that begins now."""
+    seconds = max((ticket._session.seconds(timeout) for ticket in tickets), default=0.0)
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())

@@ -1,21 +1,21 @@
-// Package mem is a data plane inside one process: for a worker that is alone, and
-// for tests that run whole clusters on virtual time. It carries the same packets
-// as the sockets do, one at a time, in an order that a test may choose.
+// Package mem is a data plane inside one process, for a worker without a cluster and
+// for tests that run whole clusters on virtual time. It carries the same packets as
+// the sockets, one at a time; a test may choose their order.
 package mem
 
 import (
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
+	"fptps/gocore/fault"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
 
-// Network joins the nodes of one process. Its Run is the receive loop of them all.
+// Network connects the nodes of one process. Its goroutine is the receive loop of all of them.
 type Network struct {
 	pick func(n int) int
 	mu   struct {
@@ -23,41 +23,39 @@ type Network struct {
 		wake   sync.Cond
 		nodes  map[uint32]transport.Handler
 		queue  []*run
-		due    bool // a second has passed
+		due    bool // a tick is due: a second has passed
 		closed bool
 	}
 	done chan struct{}
 }
 
-// run is an Outgoing under way.
+// run is an Outgoing that is being delivered.
 type run struct {
 	from, to uint32
 	m        transport.Outgoing
 	sent     uint32 // packets delivered
 }
 
-// New makes a network and starts delivering. pick(n) chooses which of n waiting
-// runs gives the next packet; nil takes the oldest.
+// New makes a network and starts to deliver packets. pick(n) returns the index of the
+// run, among n queued ones, whose next packet is delivered; nil picks a sum that was just
+// queued, else the oldest run: so the sums of a large tensor are not all in memory at once.
 func New(pick func(n int) int) *Network {
-	if pick == nil {
-		pick = func(int) int { return 0 }
-	}
 	n := &Network{pick: pick, done: make(chan struct{})}
 	n.mu.nodes = map[uint32]transport.Handler{}
 	n.mu.wake.L = &n.mu
 	go n.deliver()
-	go n.clock()
+	go fault.Catch(n.clock)
 	return n
 }
 
-// clock has handlers ticked once a second.
-func (n *Network) clock() {
+// clock makes a tick due once a second.
+func (n *Network) clock() error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-n.done:
-			return
+			return nil
 		case <-ticker.C:
 			n.mu.Lock()
 			n.mu.due = true
@@ -67,23 +65,23 @@ func (n *Network) clock() {
 	}
 }
 
-// Plane is one node's way into the network.
+// Plane is the data plane of one node.
 type Plane struct {
 	network *Network
 	node    uint32
 }
 
-// Join gives a node its plane; Attach has to follow before packets arrive.
+// Join makes the plane of a node. Attach must be called before packets arrive.
 func (n *Network) Join(node uint32) *Plane { return &Plane{n, node} }
 
-// Attach tells who takes the packets to this node.
+// Attach sets the handler of the packets to this node.
 func (p *Plane) Attach(h transport.Handler) {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
 	p.network.mu.nodes[p.node] = h
 }
 
-// Send queues packets; it never blocks. What goes to a node that is not there is dropped.
+// Send queues packets and never blocks. Packets to an unknown node are dropped.
 func (p *Plane) Send(node uint32, m transport.Outgoing) {
 	n := p.network
 	n.mu.Lock()
@@ -98,7 +96,7 @@ func (p *Plane) Send(node uint32, m transport.Outgoing) {
 	}
 }
 
-// Close ends the delivering and releases every owner. On return no handler runs.
+// Close stops the delivery and releases every owner. After it returns, no handler runs.
 func (n *Network) Close() {
 	n.mu.Lock()
 	n.mu.closed = true
@@ -107,30 +105,21 @@ func (n *Network) Close() {
 	<-n.done
 }
 
-// deliver is the one goroutine on which handlers run.
+// deliver is the goroutine of the network; all handlers run on it.
 func (n *Network) deliver() {
 	defer close(n.done)
-	broken := guard(n.loop)
-	n.drop()
+	broken := fault.Catch(n.loop)
+	handlers := n.drop()
 	if broken == nil {
 		return
 	}
-	for _, h := range n.handlers() {
-		_ = guard(func() error { h.Failed(broken); return nil }) // one node's bug must not keep the news from the others
+	broken = fmt.Errorf("the data plane broke: %w", broken)
+	for _, h := range handlers {
+		fault.Catch(func() error { h.Failed(broken); return nil }) // a panic in one handler must not keep the others from being notified
 	}
 }
 
-// guard turns a panic into an error.
-func guard(f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the data plane broke: panic: %v\n%s", r, debug.Stack())
-		}
-	}()
-	return f()
-}
-
-// loop delivers until Close, or until a handler refuses a packet of its own process.
+// loop delivers packets until Close or until a handler returns an error.
 func (n *Network) loop() error {
 	for {
 		r, h, open := n.next()
@@ -141,13 +130,13 @@ func (n *Network) loop() error {
 			n.tick()
 		default:
 			if err := r.packet(h); err != nil {
-				return fmt.Errorf("the data plane broke: %w", err)
+				return err
 			}
 		}
 	}
 }
 
-// next waits for a run to take a packet from; no run means that a tick is due.
+// next waits for a run with a packet to deliver; a nil run means that a tick is due.
 func (n *Network) next() (r *run, to transport.Handler, open bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -158,9 +147,19 @@ func (n *Network) next() (r *run, to transport.Handler, open bool) {
 		n.mu.due = false
 		return nil, nil, !n.mu.closed
 	}
-	i := n.pick(len(n.mu.queue))
+	i, newest := 0, len(n.mu.queue)-1
+	if n.pick != nil {
+		i = n.pick(len(n.mu.queue))
+	} else if n.mu.queue[newest].m.Header.Kind == wire.Sum {
+		i = newest
+	}
 	r = n.mu.queue[i]
-	if r.last() { // out of the queue, at the cost of those before it: the oldest go at none
+	switch {
+	case !r.last():
+	case i == newest:
+		n.mu.queue[i] = nil
+		n.mu.queue = n.mu.queue[:i]
+	default: // remove it by moving the runs before it: removing the oldest costs nothing
 		copy(n.mu.queue[1:i+1], n.mu.queue[:i])
 		n.mu.queue[0] = nil
 		n.mu.queue = n.mu.queue[1:]
@@ -181,12 +180,12 @@ func (n *Network) handlers() []transport.Handler {
 	return slices.Collect(maps.Values(n.mu.nodes))
 }
 
-// last tells whether the next packet is the run's last.
+// last reports whether the next packet is the run's last.
 func (r *run) last() bool {
 	return uint64(r.sent+1)*wire.PacketBytes >= uint64(len(r.m.Data))
 }
 
-// packet delivers the run's next packet through the encoded header, as sockets do.
+// packet delivers the run's next packet. It encodes and decodes the header, as the sockets do.
 func (r *run) packet(to transport.Handler) error {
 	if r.last() {
 		defer release(r.m.Owner)
@@ -204,14 +203,14 @@ func (r *run) packet(to transport.Handler) error {
 	if err := h.Get(bytes[:]); err != nil {
 		return err
 	}
-	return hand(to, r.from == r.to, r.from, &h, payload)
+	return handle(to, r.from == r.to, r.from, &h, payload)
 }
 
-func hand(to transport.Handler, local bool, from uint32, h *wire.Header, payload []byte) error {
+func handle(to transport.Handler, local bool, from uint32, h *wire.Header, payload []byte) error {
 	if local {
 		return to.Local(h, payload)
 	}
-	var l transport.Landing
+	var l transport.Destination
 	if len(payload) > 0 {
 		var err error
 		if l, err = to.Place(from, h); err != nil {
@@ -228,14 +227,18 @@ func release(owner transport.Releaser) {
 	}
 }
 
-// drop releases what was not delivered.
-func (n *Network) drop() {
+// drop releases the runs that were not delivered. It forgets the handlers, which it returns: they may refer to callers'
+// arrays, which they may free now.
+func (n *Network) drop() []transport.Handler {
+	handlers := n.handlers()
 	n.mu.Lock()
 	n.mu.closed = true
 	rest := n.mu.queue
 	n.mu.queue = nil
+	clear(n.mu.nodes)
 	n.mu.Unlock()
 	for _, r := range rest {
-		guard(func() error { release(r.m.Owner); return nil }) // a panic in one must not keep the others
+		fault.Catch(func() error { release(r.m.Owner); return nil }) // a panic in one Release must not prevent the others
 	}
+	return handlers
 }

@@ -16,7 +16,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// node notes all that its handler is told.
+// node is a Handler that records all its calls.
 type node struct {
 	t      *testing.T
 	log    []string
@@ -28,16 +28,16 @@ type node struct {
 	place  func(h *wire.Header) error
 }
 
-func (n *node) Place(_ uint32, h *wire.Header) (transport.Landing, error) {
+func (n *node) Place(_ uint32, h *wire.Header) (transport.Destination, error) {
 	if n.place != nil {
 		if err := n.place(h); err != nil {
-			return transport.Landing{}, err
+			return transport.Destination{}, err
 		}
 	}
-	return transport.Landing{Bytes: make([]byte, h.WireLen)}, nil
+	return transport.Destination{Bytes: make([]byte, h.WireLen)}, nil
 }
 
-func (n *node) Arrived(peer uint32, h *wire.Header, l transport.Landing) error {
+func (n *node) Arrived(peer uint32, h *wire.Header, l transport.Destination) error {
 	n.bytes = append(n.bytes, l.Bytes...)
 	return n.note(fmt.Sprint(peer), h, len(l.Bytes))
 }
@@ -61,7 +61,7 @@ func (n *node) note(from string, h *wire.Header, bytes int) error {
 func (n *node) Lost(uint32, error) { n.t.Error("Lost") }
 func (n *node) Tick(now time.Time) { n.ticks = append(n.ticks, now) }
 func (n *node) Failed(err error)   { n.failed = append(n.failed, err) }
-func (n *node) heard() string      { return strings.Join(n.log, " ") }
+func (n *node) calls() string      { return strings.Join(n.log, " ") }
 func (n *node) join(net *Network, id uint32) *Plane {
 	p := net.Join(id)
 	p.Attach(n)
@@ -73,7 +73,7 @@ type owner struct{ released atomic.Int32 }
 
 func (o *owner) Release() { o.released.Add(1) }
 
-// outgoing is a tensor of so many packets; its data has no pattern that a wrong cut repeats.
+// outgoing makes a tensor with the given number of packets. Its data has no period, so that a wrong offset shows.
 func outgoing(tensor uint32, packets int) (transport.Outgoing, *owner) {
 	rng := rand.New(rand.NewPCG(uint64(tensor), 0))
 	m := transport.Outgoing{Header: wire.Header{Kind: wire.Contrib, DType: wire.Uint8, Tensor: tensor, Packet: 2, Run: 1}}
@@ -90,7 +90,7 @@ func outgoing(tensor uint32, packets int) (transport.Outgoing, *owner) {
 	return m, o
 }
 
-// TestOldestFirst: without a pick, packets come in the order of Send, whole and once.
+// Without pick, packets arrive in the order of Send, complete and once.
 func TestOldestFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := New(nil)
@@ -105,10 +105,10 @@ func TestOldestFirst(t *testing.T) {
 		planeA.Send(1, m5)
 		planeA.Send(2, m5)
 		synctest.Wait()
-		if got := b.heard(); got != "1:3.2 1:3.3 1:3.4 1:4.2 1:5.2" {
+		if got := b.calls(); got != "1:3.2 1:3.3 1:3.4 1:4.2 1:5.2" {
 			t.Errorf("the peer hears %q", got)
 		}
-		if got := a.heard(); got != "local:5.2" || !bytes.Equal(a.bytes, m5.Data) {
+		if got := a.calls(); got != "local:5.2" || !bytes.Equal(a.bytes, m5.Data) {
 			t.Errorf("the sender hears %q", got)
 		}
 		if !bytes.Equal(b.bytes, slices.Concat(m3.Data, m5.Data)) {
@@ -122,7 +122,7 @@ func TestOldestFirst(t *testing.T) {
 	})
 }
 
-// TestPickChooses: the order is the test's, also within one connection.
+// pick determines the order, also within one connection.
 func TestPickChooses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := make(chan bool)
@@ -139,7 +139,7 @@ func TestPickChooses(t *testing.T) {
 		hold := &node{t: t}
 		hold.join(net, 2)
 		m, _ := outgoing(3, 1)
-		hold.arrive = func(*wire.Header) error { // the first packet keeps the loop until all are queued
+		hold.arrive = func(*wire.Header) error { // the first packet blocks the loop until all are queued
 			for tensor, packets := range []int{1, 2, 0} {
 				m, _ := outgoing(uint32(tensor), packets)
 				plane.Send(1, m)
@@ -149,15 +149,15 @@ func TestPickChooses(t *testing.T) {
 		close(start)
 		plane.Send(2, m)
 		synctest.Wait()
-		if got := a.heard(); got != "local:2.2 local:1.2 local:1.3 local:0.2" {
+		if got := a.calls(); got != "local:2.2 local:1.2 local:1.3 local:0.2" {
 			t.Errorf("heard %q", got)
 		}
 		net.Close()
 	})
 }
 
-// TestCloseReleases: each owner once, whether its packets were delivered, some of
-// them, none, or the node they go to is not there.
+// Close releases each owner once, whether all, some or none of its packets were
+// delivered, or its destination is unknown.
 func TestCloseReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := New(nil)
@@ -182,10 +182,10 @@ func TestCloseReleases(t *testing.T) {
 			synctest.Wait()
 		}
 		send(1, 1) // delivered
-		send(1, 4) // in the middle of it
+		send(1, 4) // delivered in part
 		send(1, 2)
 		send(1, 0)
-		send(7, 1) // nobody
+		send(7, 1) // to an unknown node
 		<-inside
 		closed := make(chan bool)
 		go func() {
@@ -200,23 +200,26 @@ func TestCloseReleases(t *testing.T) {
 		}
 		close(leave)
 		<-closed
-		send(1, 1) // too late
+		send(1, 1) // after Close
 		for i, o := range owners {
 			if n := o.released.Load(); n != 1 {
 				t.Errorf("owner %d is released %d times", i, n)
 			}
 		}
-		if got := a.heard(); got != "local:0.2 local:1.2 local:1.3" {
+		if got := a.calls(); got != "local:0.2 local:1.2 local:1.3" {
 			t.Errorf("heard %q", got)
+		}
+		if len(net.mu.nodes) != 0 {
+			t.Error("the network still refers to its handlers")
 		}
 	})
 }
 
-// TestBroken: a panic or an error in a handler ends the network: all is released,
-// then every node hears why, once, and nothing more.
+// A panic or an error in a handler ends the network: everything is released, then
+// Failed is called once on every node, and nothing more.
 func TestBroken(t *testing.T) {
 	for _, c := range []struct {
-		what  string
+		name  string
 		local bool
 		want  string
 		spoil func(n *node)
@@ -229,7 +232,7 @@ func TestBroken(t *testing.T) {
 		{"error of Place", false, "refused", func(n *node) { n.place = func(*wire.Header) error { return errors.New("refused") } }},
 	} {
 		for _, packets := range []int{1, 2} { // the last of a run, or in its middle
-			t.Run(fmt.Sprint(c.what, " of ", packets), func(t *testing.T) {
+			t.Run(fmt.Sprint(c.name, " of ", packets), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					net := New(nil)
 					a, b := &failing{node: node{t: t}}, &failing{node: node{t: t}}
@@ -269,8 +272,8 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// failing checks in Failed that everything is released by then, and panics there:
-// the other nodes have to hear it all the same.
+// failing checks in Failed that everything was released, and panics: Failed must be
+// called on the other nodes nevertheless.
 type failing struct {
 	node
 	owners []*owner
@@ -286,7 +289,7 @@ func (n *failing) Failed(err error) {
 	panic("Failed panics too")
 }
 
-// TestTicks: handlers hear of every second, also when packets never pause.
+// Tick is called every second, also while packets arrive without a pause.
 func TestTicks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := New(nil)
@@ -297,7 +300,7 @@ func TestTicks(t *testing.T) {
 		time.Sleep(3500 * time.Millisecond) // virtual
 		synctest.Wait()
 		busy := 0
-		a.arrive = func(*wire.Header) error { // packets that beget packets
+		a.arrive = func(*wire.Header) error { // every packet sends another packet
 			if busy++; busy < 1000 {
 				time.Sleep(10 * time.Millisecond)
 				m, _ := outgoing(1, 0)

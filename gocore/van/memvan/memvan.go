@@ -1,5 +1,5 @@
-// Package memvan is a network of vans in one process, for tests: whole clusters
-// under testing/synctest's virtual time, with delays from a seed.
+// Package memvan is a network of vans in one process. Tests run whole clusters on it,
+// in testing/synctest's virtual time, with delays from a seed.
 package memvan
 
 import (
@@ -16,11 +16,11 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// inboxLength is more than any test sends to a van that does not receive.
+// inboxLength is more messages than any test sends to a van that does not receive.
 const inboxLength = 1 << 16
 
-// Network connects vans. As with ZeroMQ, what is sent to an address where nobody
-// listens yet waits there, and a connection keeps the order of its messages.
+// Network connects vans. As with ZeroMQ, messages to an address wait until a van binds
+// it, and a connection keeps the order of its messages.
 type Network struct {
 	maxDelay time.Duration
 	mu       struct {
@@ -28,11 +28,13 @@ type Network struct {
 		random  *rand.Rand
 		port    int
 		vans    map[string]*memVan   // by address
-		waiting map[string][]arrival // for an address where nobody listens yet
+		unbound map[string][]message // messages to addresses that no van has bound yet
+		binds   map[string]int       // how often a van has bound an address
 	}
 }
 
-type arrival struct {
+type message struct {
+	host   string // that sent it; "": injected
 	from   []byte
 	frames [][]byte
 }
@@ -43,37 +45,38 @@ func New(seed uint64, maxDelay time.Duration) *Network {
 	n.mu.random = rand.New(rand.NewPCG(seed, 0))
 	n.mu.port = 10000
 	n.mu.vans = map[string]*memVan{}
-	n.mu.waiting = map[string][]arrival{}
+	n.mu.unbound = map[string][]message{}
+	n.mu.binds = map[string]int{}
 	return n
 }
 
-// Van makes a van on a host of the network. "" as a host to bind is this host.
+// Van makes a van on a host of the network. Bind with the host "" binds this host.
 func (n *Network) Van(host string) van.Van {
-	v := &memVan{net: n, host: host, inbox: make(chan arrival, inboxLength), done: make(chan struct{})}
+	v := &memVan{net: n, host: host, inbox: make(chan message, inboxLength), done: make(chan struct{})}
 	v.mu.peers = map[int]*link{}
 	return v
 }
 
-// Isolate cuts a van off: nothing reaches it and nothing of it reaches others, and
-// neither side is told.
+// Isolate cuts a van off: its messages and those to it are lost, and neither side gets
+// an error.
 func (n *Network) Isolate(v van.Van) {
 	v.(*memVan).isolated.Store(true)
 }
 
-// Inject delivers frames to an address as if they came from a connection called identity.
+// Inject delivers frames to an address as if they came from a connection with that identity.
 func (n *Network) Inject(host string, port int, identity string, frames ...[]byte) {
-	n.deliver(address(host, port), arrival{[]byte(identity), frames})
+	n.deliver(address(host, port), message{from: []byte(identity), frames: frames})
 }
 
 func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-func (n *Network) deliver(to string, a arrival) {
+func (n *Network) deliver(to string, a message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if v := n.mu.vans[to]; v != nil {
 		v.put(a)
 	} else {
-		n.mu.waiting[to] = append(n.mu.waiting[to], a)
+		n.mu.unbound[to] = append(n.mu.unbound[to], a)
 	}
 }
 
@@ -81,37 +84,41 @@ func (n *Network) deliver(to string, a arrival) {
 type memVan struct {
 	net      *Network
 	host     string
-	inbox    chan arrival
+	inbox    chan message
 	done     chan struct{}
 	once     sync.Once
 	isolated atomic.Bool // see Isolate
-	mu       struct {    // nothing else is locked while it is held
+	mu       struct {    // no other lock is taken while it is held
 		sync.Mutex
 		id    int
 		peers map[int]*link
 		stats van.Stats
+
+		isMember func(*van.Envelope) bool // nil: there are only strangers
 	}
 }
 
 // link is a connection to an address.
 type link struct {
+	host string // of the van that sends
 	from []byte // identity
 	to   string
+	past int // vans that were bound at the address and no longer were when the link was made
 	mu   struct {
 		sync.Mutex
-		last    time.Time // arrival of the last message
-		flights []arrival // on their way, oldest first
+		last    time.Time // arrival time of the last message
+		flights []message // sent and not yet delivered, oldest first
 	}
 }
 
-// send lets a message arrive after a delay, and after all that were sent before it.
+// send delivers a message after a delay, and after all messages sent before it.
 func (l *link) send(n *Network, frames [][]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if at := time.Now().Add(n.delay()); at.After(l.mu.last) {
 		l.mu.last = at
 	}
-	l.mu.flights = append(l.mu.flights, arrival{l.from, frames})
+	l.mu.flights = append(l.mu.flights, message{l.host, l.from, frames})
 	time.AfterFunc(time.Until(l.mu.last), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -137,11 +144,19 @@ func (v *memVan) Bind(host string, port int) (int, error) {
 		return 0, fmt.Errorf("address %s is in use", at)
 	}
 	n.mu.vans[at] = v
-	for _, a := range n.mu.waiting[at] {
+	n.mu.binds[at]++
+	for _, a := range n.mu.unbound[at] {
 		v.put(a)
 	}
-	delete(n.mu.waiting, at)
+	delete(n.mu.unbound, at)
 	return port, nil
+}
+
+// Trust implements van.Van.
+func (v *memVan) Trust(isMember func(*van.Envelope) bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.isMember = isMember
 }
 
 // Identify implements van.Van.
@@ -153,9 +168,10 @@ func (v *memVan) Identify(id int) {
 
 // Connect implements van.Van.
 func (v *memVan) Connect(id int, host string, port int) error {
+	l := &link{host: v.host, to: address(host, port)}
+	l.past = v.net.past(l.to)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	l := &link{to: address(host, port)}
 	if v.mu.id != 0 {
 		l.from = fmt.Appendf(nil, "ps%d", v.mu.id)
 	}
@@ -163,8 +179,33 @@ func (v *memVan) Connect(id int, host string, port int) error {
 	return nil
 }
 
-// ConnectPSLite implements van.Van.
-func (v *memVan) ConnectPSLite(id int, host string, port int) error { return v.Connect(id, host, port) }
+// past is how many vans have been bound at an address and no longer are.
+func (n *Network) past(at string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.vans[at] != nil {
+		return n.mu.binds[at] - 1
+	}
+	return n.mu.binds[at]
+}
+
+// ConnectCounted implements van.Van.
+func (v *memVan) ConnectCounted(id int, host string, port int) error {
+	return v.Connect(id, host, port)
+}
+
+// Connections implements van.Van.
+func (v *memVan) Connections(id int) int {
+	v.mu.Lock()
+	l := v.mu.peers[id]
+	v.mu.Unlock()
+	if l == nil {
+		return 0
+	}
+	v.net.mu.Lock()
+	defer v.net.mu.Unlock()
+	return v.net.mu.binds[l.to] - l.past
+}
 
 // Disconnect implements van.Van.
 func (v *memVan) Disconnect(id int, now bool) {
@@ -173,7 +214,7 @@ func (v *memVan) Disconnect(id int, now bool) {
 	delete(v.mu.peers, id)
 }
 
-// Send implements van.Van. The message goes through its bytes, as on any network.
+// Send implements van.Van. The message is encoded and decoded, as on a real network.
 func (v *memVan) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	first, err := van.Encode(m)
 	if err != nil {
@@ -201,7 +242,7 @@ func (n *Network) delay() time.Duration {
 	return time.Duration(n.mu.random.Int64N(int64(n.maxDelay) + 1))
 }
 
-func (v *memVan) put(a arrival) {
+func (v *memVan) put(a message) {
 	if v.isolated.Load() {
 		return
 	}
@@ -217,13 +258,19 @@ func (v *memVan) Receive() (*van.Envelope, error) {
 		select {
 		case <-v.done:
 			return nil, van.ErrClosed
-		default: // closed goes before what is there
+		default: // after Close no queued message is returned
 		}
 		select {
 		case <-v.done:
 			return nil, van.ErrClosed
 		case a := <-v.inbox:
 			e, err := van.Decode(a.from, a.frames)
+			v.mu.Lock()
+			isMember := v.mu.isMember
+			v.mu.Unlock()
+			if err == nil && len(e.Data) > 0 && (isMember == nil || !isMember(e)) {
+				err = fmt.Errorf("data of node %d, which is no member", e.From)
+			}
 			v.mu.Lock()
 			if err != nil {
 				v.mu.stats.Rejected++
@@ -232,13 +279,14 @@ func (v *memVan) Receive() (*van.Envelope, error) {
 			}
 			v.mu.Unlock()
 			if err == nil {
+				e.Host = a.host
 				return e, nil
 			}
 		}
 	}
 }
 
-// Close implements van.Van. What was sent still arrives.
+// Close implements van.Van. Messages already sent still arrive.
 func (v *memVan) Close() error {
 	v.once.Do(func() {
 		close(v.done)

@@ -269,6 +269,9 @@ type Meta struct {
 	Generation *uint32 `protobuf:"varint,1001,opt,name=generation" json:"generation,omitempty"` // deaths that the sender knows of
 	Epoch      *uint32 `protobuf:"varint,1002,opt,name=epoch" json:"epoch,omitempty"`           // membership that the sender knows of
 	Dtype      *uint32 `protobuf:"varint,1003,opt,name=dtype" json:"dtype,omitempty"`           // wire.DType of the values, for which data_type has too few
+	// Of the process that sends, after its join. One that was declared dead and runs
+	// on has the id of its successor, but not its incarnation.
+	Incarnation *uint64 `protobuf:"fixed64,1004,opt,name=incarnation" json:"incarnation,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -282,6 +285,10 @@ type Meta struct {
 	//	*Meta_Suspect
 	//	*Meta_Lost
 	//	*Meta_Failure
+	//	*Meta_Leave
+	//	*Meta_Closed
+	//	*Meta_Withdraw
+	//	*Meta_Batch
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -436,6 +443,13 @@ func (x *Meta) GetDtype() uint32 {
 	return 0
 }
 
+func (x *Meta) GetIncarnation() uint64 {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
+	}
+	return 0
+}
+
 func (x *Meta) GetOwn() isMeta_Own {
 	if x != nil {
 		return x.Own
@@ -524,6 +538,42 @@ func (x *Meta) GetFailure() *Failure {
 	return nil
 }
 
+func (x *Meta) GetLeave() *Leave {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Leave); ok {
+			return x.Leave
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetClosed() *Closed {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Closed); ok {
+			return x.Closed
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetWithdraw() *Withdraw {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Withdraw); ok {
+			return x.Withdraw
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetBatch() *Batch {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Batch); ok {
+			return x.Batch
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -564,6 +614,22 @@ type Meta_Failure struct {
 	Failure *Failure `protobuf:"bytes,1018,opt,name=failure,oneof"` // node to node: the answer to a request that failed
 }
 
+type Meta_Leave struct {
+	Leave *Leave `protobuf:"bytes,1019,opt,name=leave,oneof"` // node to scheduler
+}
+
+type Meta_Closed struct {
+	Closed *Closed `protobuf:"bytes,1020,opt,name=closed,oneof"` // node to scheduler, with BARRIER; scheduler to node
+}
+
+type Meta_Withdraw struct {
+	Withdraw *Withdraw `protobuf:"bytes,1021,opt,name=withdraw,oneof"` // node to scheduler, with BARRIER; scheduler to node
+}
+
+type Meta_Batch struct {
+	Batch *Batch `protobuf:"bytes,1022,opt,name=batch,oneof"` // worker to scheduler, scheduler to worker
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -581,6 +647,14 @@ func (*Meta_Suspect) isMeta_Own() {}
 func (*Meta_Lost) isMeta_Own() {}
 
 func (*Meta_Failure) isMeta_Own() {}
+
+func (*Meta_Leave) isMeta_Own() {}
+
+func (*Meta_Closed) isMeta_Own() {}
+
+func (*Meta_Withdraw) isMeta_Own() {}
+
+func (*Meta_Batch) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -773,6 +847,8 @@ type Declare struct {
 	Dtype         *uint32                `protobuf:"varint,3,opt,name=dtype" json:"dtype,omitempty"`   // wire.DType
 	Policy        *uint32                `protobuf:"varint,4,opt,name=policy" json:"policy,omitempty"` // wire.Policy
 	Row           *uint32                `protobuf:"varint,5,opt,name=row" json:"row,omitempty"`       // bytes; 0: it is no table
+	Name          *string                `protobuf:"bytes,6,opt,name=name" json:"name,omitempty"`      // of the key, where it is no plain number
+	Shape         *string                `protobuf:"bytes,7,opt,name=shape" json:"shape,omitempty"`    // "(3, 10)"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -842,6 +918,65 @@ func (x *Declare) GetRow() uint32 {
 	return 0
 }
 
+func (x *Declare) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *Declare) GetShape() string {
+	if x != nil && x.Shape != nil {
+		return *x.Shape
+	}
+	return ""
+}
+
+// Batch carries several declarations to the scheduler, or its answers to a worker.
+type Batch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Message       []*Meta                `protobuf:"bytes,1,rep,name=message" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Batch) Reset() {
+	*x = Batch{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Batch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Batch) ProtoMessage() {}
+
+func (x *Batch) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Batch.ProtoReflect.Descriptor instead.
+func (*Batch) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Batch) GetMessage() []*Meta {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
 // Declared gives the id of a tensor that all workers agree on.
 type Declared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -853,7 +988,7 @@ type Declared struct {
 
 func (x *Declared) Reset() {
 	*x = Declared{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +1000,7 @@ func (x *Declared) String() string {
 func (*Declared) ProtoMessage() {}
 
 func (x *Declared) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +1013,7 @@ func (x *Declared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declared.ProtoReflect.Descriptor instead.
 func (*Declared) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{7}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Declared) GetKey() uint64 {
@@ -906,7 +1041,7 @@ type Disagreement struct {
 
 func (x *Disagreement) Reset() {
 	*x = Disagreement{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1053,7 @@ func (x *Disagreement) String() string {
 func (*Disagreement) ProtoMessage() {}
 
 func (x *Disagreement) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1066,7 @@ func (x *Disagreement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disagreement.ProtoReflect.Descriptor instead.
 func (*Disagreement) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Disagreement) GetKey() uint64 {
@@ -953,13 +1088,14 @@ type Suspect struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
 	Why           *string                `protobuf:"bytes,2,opt,name=why" json:"why,omitempty"`
+	Incarnation   *uint64                `protobuf:"fixed64,3,opt,name=incarnation" json:"incarnation,omitempty"` // of the process at the other end of the connection
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1107,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1120,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Suspect) GetId() int32 {
@@ -1001,19 +1137,27 @@ func (x *Suspect) GetWhy() string {
 	return ""
 }
 
+func (x *Suspect) GetIncarnation() uint64 {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
+	}
+	return 0
+}
+
 // Lost is the scheduler's verdict that a node is dead.
 type Lost struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
 	Why           *string                `protobuf:"bytes,2,opt,name=why" json:"why,omitempty"`
-	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"` // the cluster goes on, and keeps its place for another
+	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"`            // the cluster goes on, and keeps its place for another
+	Incarnation   *uint64                `protobuf:"fixed64,4,opt,name=incarnation" json:"incarnation,omitempty"` // of the process that is dead
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1169,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1182,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Lost) GetId() int32 {
@@ -1062,6 +1206,161 @@ func (x *Lost) GetVacant() bool {
 	return false
 }
 
+func (x *Lost) GetIncarnation() uint64 {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
+	}
+	return 0
+}
+
+// Leave says that the sender leaves without waiting for the others. The answer is
+// the verdict, Lost, which goes to all.
+type Leave struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Why           *string                `protobuf:"bytes,1,opt,name=why" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Leave) Reset() {
+	*x = Leave{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Leave) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Leave) ProtoMessage() {}
+
+func (x *Leave) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Leave.ProtoReflect.Descriptor instead.
+func (*Leave) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Leave) GetWhy() string {
+	if x != nil && x.Why != nil {
+		return *x.Why
+	}
+	return ""
+}
+
+// Closed says that a node waits for the end of the cluster: it pushes no more, comes
+// to no other barrier and declares nothing. rounds[i] is its last round of the next
+// counts[i] tensors by id, from 0.
+type Closed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"` // from the scheduler: who
+	Counts        []uint32               `protobuf:"varint,2,rep,packed,name=counts" json:"counts,omitempty"`
+	Rounds        []uint64               `protobuf:"varint,3,rep,packed,name=rounds" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Closed) Reset() {
+	*x = Closed{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Closed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Closed) ProtoMessage() {}
+
+func (x *Closed) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Closed.ProtoReflect.Descriptor instead.
+func (*Closed) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Closed) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *Closed) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Closed) GetRounds() []uint64 {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// Withdraw takes the sender out of the barrier of the message that it rides with. The
+// scheduler sends it back when that is done; where the barrier has been passed, it has
+// said so before, and does not answer.
+type Withdraw struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Withdraw) Reset() {
+	*x = Withdraw{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Withdraw) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Withdraw) ProtoMessage() {}
+
+func (x *Withdraw) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Withdraw.ProtoReflect.Descriptor instead.
+func (*Withdraw) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{14}
+}
+
 // Failure answers a request that could not be served.
 type Failure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1072,7 +1371,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1383,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1396,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Failure) GetText() string {
@@ -1115,13 +1414,15 @@ type Disagreement_Part struct {
 	Rank          []uint32               `protobuf:"varint,3,rep,packed,name=rank" json:"rank,omitempty"`
 	Policy        *uint32                `protobuf:"varint,4,opt,name=policy" json:"policy,omitempty"`
 	Row           *uint32                `protobuf:"varint,5,opt,name=row" json:"row,omitempty"`
+	Name          *string                `protobuf:"bytes,6,opt,name=name" json:"name,omitempty"`
+	Shape         *string                `protobuf:"bytes,7,opt,name=shape" json:"shape,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1434,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1447,7 @@ func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disagreement_Part.ProtoReflect.Descriptor instead.
 func (*Disagreement_Part) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9, 0}
 }
 
 func (x *Disagreement_Part) GetBytes() uint64 {
@@ -1184,6 +1485,20 @@ func (x *Disagreement_Part) GetRow() uint32 {
 	return 0
 }
 
+func (x *Disagreement_Part) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *Disagreement_Part) GetShape() string {
+	if x != nil && x.Shape != nil {
+		return *x.Shape
+	}
+	return ""
+}
+
 var File_gocore_wire_pspb_ps_proto protoreflect.FileDescriptor
 
 const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
@@ -1211,7 +1526,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xcd\x06\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x8c\b\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -1234,7 +1549,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"generation\x18\xe9\a \x01(\rR\n" +
 	"generation\x12\x15\n" +
 	"\x05epoch\x18\xea\a \x01(\rR\x05epoch\x12\x15\n" +
-	"\x05dtype\x18\xeb\a \x01(\rR\x05dtype\x12\x1f\n" +
+	"\x05dtype\x18\xeb\a \x01(\rR\x05dtype\x12!\n" +
+	"\vincarnation\x18\xec\a \x01(\x06R\vincarnation\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -1243,7 +1559,12 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\fdisagreement\x18\xf7\a \x01(\v2\x10.ps.DisagreementH\x00R\fdisagreement\x12(\n" +
 	"\asuspect\x18\xf8\a \x01(\v2\v.ps.SuspectH\x00R\asuspect\x12\x1f\n" +
 	"\x04lost\x18\xf9\a \x01(\v2\b.ps.LostH\x00R\x04lost\x12(\n" +
-	"\afailure\x18\xfa\a \x01(\v2\v.ps.FailureH\x00R\afailureB\x05\n" +
+	"\afailure\x18\xfa\a \x01(\v2\v.ps.FailureH\x00R\afailure\x12\"\n" +
+	"\x05leave\x18\xfb\a \x01(\v2\t.ps.LeaveH\x00R\x05leave\x12%\n" +
+	"\x06closed\x18\xfc\a \x01(\v2\n" +
+	".ps.ClosedH\x00R\x06closed\x12+\n" +
+	"\bwithdraw\x18\xfd\a \x01(\v2\f.ps.WithdrawH\x00R\bwithdraw\x12\"\n" +
+	"\x05batch\x18\xfe\a \x01(\v2\t.ps.BatchH\x00R\x05batchB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -1256,32 +1577,48 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\aWaiting\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x18\n" +
 	"\amissing\x18\x02 \x03(\tR\amissing\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"q\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\x9b\x01\n" +
 	"\aDeclare\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x14\n" +
 	"\x05dtype\x18\x03 \x01(\rR\x05dtype\x12\x16\n" +
 	"\x06policy\x18\x04 \x01(\rR\x06policy\x12\x10\n" +
-	"\x03row\x18\x05 \x01(\rR\x03row\",\n" +
+	"\x03row\x18\x05 \x01(\rR\x03row\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\x12\x14\n" +
+	"\x05shape\x18\a \x01(\tR\x05shape\"+\n" +
+	"\x05Batch\x12\"\n" +
+	"\amessage\x18\x01 \x03(\v2\b.ps.MetaR\amessage\",\n" +
 	"\bDeclared\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\rR\x02id\"\xc1\x01\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\"\xec\x01\n" +
 	"\fDisagreement\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12)\n" +
-	"\x04part\x18\x02 \x03(\v2\x15.ps.Disagreement.PartR\x04part\x1at\n" +
+	"\x04part\x18\x02 \x03(\v2\x15.ps.Disagreement.PartR\x04part\x1a\x9e\x01\n" +
 	"\x04Part\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x14\n" +
 	"\x05dtype\x18\x02 \x01(\rR\x05dtype\x12\x16\n" +
 	"\x04rank\x18\x03 \x03(\rB\x02\x10\x01R\x04rank\x12\x16\n" +
 	"\x06policy\x18\x04 \x01(\rR\x06policy\x12\x10\n" +
-	"\x03row\x18\x05 \x01(\rR\x03row\"+\n" +
+	"\x03row\x18\x05 \x01(\rR\x03row\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\x12\x14\n" +
+	"\x05shape\x18\a \x01(\tR\x05shape\"M\n" +
 	"\aSuspect\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"@\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"b\n" +
 	"\x04Lost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +
-	"\x06vacant\x18\x03 \x01(\bR\x06vacant\"\x1d\n" +
+	"\x06vacant\x18\x03 \x01(\bR\x06vacant\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"\x19\n" +
+	"\x05Leave\x12\x10\n" +
+	"\x03why\x18\x01 \x01(\tR\x03why\"P\n" +
+	"\x06Closed\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x1a\n" +
+	"\x06counts\x18\x02 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
+	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\"\n" +
+	"\n" +
+	"\bWithdraw\"\x1d\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04textB\x18Z\x16fptps/gocore/wire/pspb"
 
@@ -1297,7 +1634,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -1306,12 +1643,16 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Refused)(nil),           // 4: ps.Refused
 	(*Waiting)(nil),           // 5: ps.Waiting
 	(*Declare)(nil),           // 6: ps.Declare
-	(*Declared)(nil),          // 7: ps.Declared
-	(*Disagreement)(nil),      // 8: ps.Disagreement
-	(*Suspect)(nil),           // 9: ps.Suspect
-	(*Lost)(nil),              // 10: ps.Lost
-	(*Failure)(nil),           // 11: ps.Failure
-	(*Disagreement_Part)(nil), // 12: ps.Disagreement.Part
+	(*Batch)(nil),             // 7: ps.Batch
+	(*Declared)(nil),          // 8: ps.Declared
+	(*Disagreement)(nil),      // 9: ps.Disagreement
+	(*Suspect)(nil),           // 10: ps.Suspect
+	(*Lost)(nil),              // 11: ps.Lost
+	(*Leave)(nil),             // 12: ps.Leave
+	(*Closed)(nil),            // 13: ps.Closed
+	(*Withdraw)(nil),          // 14: ps.Withdraw
+	(*Failure)(nil),           // 15: ps.Failure
+	(*Disagreement_Part)(nil), // 16: ps.Disagreement.Part
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -1320,17 +1661,22 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	4,  // 3: ps.Meta.refused:type_name -> ps.Refused
 	5,  // 4: ps.Meta.waiting:type_name -> ps.Waiting
 	6,  // 5: ps.Meta.declare:type_name -> ps.Declare
-	7,  // 6: ps.Meta.declared:type_name -> ps.Declared
-	8,  // 7: ps.Meta.disagreement:type_name -> ps.Disagreement
-	9,  // 8: ps.Meta.suspect:type_name -> ps.Suspect
-	10, // 9: ps.Meta.lost:type_name -> ps.Lost
-	11, // 10: ps.Meta.failure:type_name -> ps.Failure
-	12, // 11: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	8,  // 6: ps.Meta.declared:type_name -> ps.Declared
+	9,  // 7: ps.Meta.disagreement:type_name -> ps.Disagreement
+	10, // 8: ps.Meta.suspect:type_name -> ps.Suspect
+	11, // 9: ps.Meta.lost:type_name -> ps.Lost
+	15, // 10: ps.Meta.failure:type_name -> ps.Failure
+	12, // 11: ps.Meta.leave:type_name -> ps.Leave
+	13, // 12: ps.Meta.closed:type_name -> ps.Closed
+	14, // 13: ps.Meta.withdraw:type_name -> ps.Withdraw
+	7,  // 14: ps.Meta.batch:type_name -> ps.Batch
+	2,  // 15: ps.Batch.message:type_name -> ps.Meta
+	16, // 16: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -1348,6 +1694,10 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Suspect)(nil),
 		(*Meta_Lost)(nil),
 		(*Meta_Failure)(nil),
+		(*Meta_Leave)(nil),
+		(*Meta_Closed)(nil),
+		(*Meta_Withdraw)(nil),
+		(*Meta_Batch)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1355,7 +1705,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,4 +1,4 @@
-"""SimpleApp: requests of a number and some bytes, and what KVWorker and KVServer share with it."""
+"""SimpleApp: requests of a number and some bytes; the base of KVWorker and KVServer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from typing import Any, Final
 import numpy as np
 
 from .._arguments import default_timeout
-from .._node import SLICE_MS
-from ..errors import BusyError, RemoteError, TimeoutError, from_core
-from ..ticket import OF_CORE
+from ..errors import OF_CORE, BusyError, ClosedError, RemoteError, TimeoutError, from_core
+from ..ticket import SLICE_S
 from .postoffice import Postoffice
 
 _log = logging.getLogger("fptps")
 
 PATIENCE_S: Final = 5.0
-"""How long a simple request waits for its handle; as long as the core keeps one for its app."""
+"""How long a simple request waits for its handle: as long as the core keeps a request whose app is not open."""
+
+SLICE_MS: Final = int(SLICE_S * 1000)
+
+KEPT_OUTCOMES: Final = 1 << 14
+"""How many ended requests keep their outcome for wait(), as in the core. The oldest makes room for the next."""
 
 Event = dict[str, Any]
-"""What the core tells: pybind/ps.go has the names."""
+"""An event of the core, parsed: pybind/ps.go has the names."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class SimpleData:
 
 
 class Outcome:
-    """How a request ended, or that it has not."""
+    """The state of a request, and its result once it has ended."""
 
     def __init__(self, finish: Callable[[Event], Any] | None, callback: Callable[[], None] | None) -> None:
         self.finish = finish
         self.callback = callback
-        self.ended = False  # its result is here
+        self.ended = False
         self.failure: BaseException | None = None
         self.result: Any = None
 
@@ -61,7 +65,7 @@ class SimpleApp:
     of their priority, and those of one node for the same keys in its order. An exception in a handle is the
     requester's RemoteError.
 
-    Raises ClosedError before start(), and ValueError if the customer is there already.
+    Raises ClosedError before start(), and ValueError if this customer exists already.
     """
 
     def __init__(self, app_id: int, customer_id: int) -> None:
@@ -73,7 +77,8 @@ class SimpleApp:
         self._handle: Final = self._office.handle
         self._id: Final = (app_id, customer_id)
         self._changed = threading.Condition()
-        self._outcomes: dict[int, Outcome] = {}  # of requests that are under way, or have something to tell
+        self._outcomes: dict[int, Outcome] = {}  # of requests that are under way
+        self._kept: dict[int, Outcome] = {}  # of ended requests with a result or an error; at most KEPT_OUTCOMES
         self._stopped = False
         self._simple_handle: Callable[[SimpleData, SimpleApp], None] | None = None
         self._early: list[SimpleData] = []  # simple requests that came before their handle
@@ -91,23 +96,24 @@ class SimpleApp:
         """
         data = np.frombuffer(body, np.uint8)
         address = data.ctypes.data if len(data) else 0
-        with self._changed:  # its end must not be told before it is known
+        with self._changed:  # so that its end is not reported before it is recorded
             return self._sent(self._core.ps_request(self._handle, *self._id, head, address, len(data), recv_id))
 
     def set_request_handle(self, handle: Callable[[SimpleData, SimpleApp], None]) -> None:
-        """Has handle(request, app) called for each simple request. It calls app.response(request), then or later.
+        """Sets the function that is called as handle(request, app) for each simple request. It has to call
+        app.response(request), at once or later.
 
-        Requests wait for it until 5 s after the app's start. From then on, without it, they are answered with an empty
-        body.
+        Until 5 s after the app's start requests wait for a handle. From then on, without a handle, they are answered
+        with an empty body.
         """
         self._simple_handle = handle
 
     def set_response_handle(self, handle: Callable[[SimpleData, SimpleApp], None]) -> None:
-        """Has handle(response, app) called for each response to a request of this app."""
+        """Sets the function that is called as handle(response, app) for each response to a request of this app."""
         self._response_handle = handle
 
     def response(self, request: SimpleData, body: bytes = b"") -> None:
-        """Answers a request. From any thread."""
+        """Answers a request. Any thread may call it."""
         data = np.frombuffer(body, np.uint8)
         address = data.ctypes.data if len(data) else 0
         self._core.ps_respond(self._handle, *self._id, request._event, address, len(data), 0, 0, 0, 0, 0, 0, 0)
@@ -122,7 +128,7 @@ class SimpleApp:
         end = time.monotonic() + seconds
         with self._changed:
             while True:
-                outcome = self._outcomes.get(timestamp)
+                outcome = self._outcomes.get(timestamp) or self._kept.get(timestamp)
                 own_thread = threading.current_thread() is self._thread
                 if outcome is None or (outcome.ended and (own_thread or outcome.callback is None)):
                     break
@@ -134,6 +140,7 @@ class SimpleApp:
                 ):
                     raise self._too_late(timestamp, seconds)
             self._outcomes.pop(timestamp, None)
+            self._kept.pop(timestamp, None)
         if outcome is None:
             return None
         if outcome.failure is not None:
@@ -141,11 +148,14 @@ class SimpleApp:
         return outcome.result
 
     def _too_late(self, timestamp: int, seconds: float) -> TimeoutError:
-        missing = self._core.ps_missing(self._handle, *self._id, timestamp)
-        return TimeoutError(f"request {timestamp}: waited {seconds:g} s; no answer from {missing or 'itself'}")
+        names = self._core.ps_missing(self._handle, *self._id, timestamp)
+        return TimeoutError(
+            f"request {timestamp}: waited {seconds:g} s; no answer from {names or 'itself'}",
+            missing=names.split(", ") if names else (),
+        )
 
     def stop(self) -> None:
-        """Ends the app; finalize() does it. What still waits ends with an error."""
+        """Ends the app, for finalize(). Requests that have not ended fail."""
         self._stopped = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -153,55 +163,55 @@ class SimpleApp:
             for outcome in self._outcomes.values():
                 if not outcome.ended:
                     outcome.ended, outcome.callback = True, None
-                    outcome.failure = from_core(RuntimeError("fptps:closed: the node has left its cluster"))
+                    outcome.failure = ClosedError("the node has left its cluster")
             self._changed.notify_all()
 
     def _sent(
         self, timestamp: int, finish: Callable[[Event], Any] | None = None, callback: Callable[[], None] | None = None
     ) -> int:
-        """Notes a request that is under way."""
+        """Records a request that is under way."""
         self._outcomes[timestamp] = Outcome(finish, callback)
         return timestamp
 
     def _begin(self) -> None:
-        """Starts the thread that takes what the core tells."""
+        """Starts the thread that takes the core's events."""
         self._thread = threading.Thread(target=self._poll, name=f"fptps.ps app {self._id[0]}", daemon=True)
         self._thread.start()
 
     def _poll(self) -> None:
         while not self._stopped:
             try:
-                told = self._core.ps_next(self._handle, *self._id, SLICE_MS)
-            except OF_CORE:
-                return  # the node is closed
+                text = self._core.ps_next(self._handle, *self._id, SLICE_MS)
+            except ClosedError:
+                return
             self._serve_simple()
-            if told:
-                self._take(told, json.loads(told))
+            if text:
+                self._take(text, json.loads(text))
 
-    def _take(self, told: str, event: Event) -> None:
+    def _take(self, text: str, event: Event) -> None:
         if event["kind"] == "result":
             self._end(event)
         elif event["kind"] == "response":
             handle = self._response_handle
             if handle is not None:
-                self._guard("", handle, self._data(told, event), self)
+                self._guard("", handle, self._data(text, event), self)
         elif event["simple"]:
-            self._early.append(self._data(told, event))
+            self._early.append(self._data(text, event))
             self._serve_simple()
         else:
-            self._guard(told, self._serve, told, event)
+            self._guard(text, self._serve, text, event)
 
-    def _guard(self, told: str, handle: Callable[..., None], *arguments: Any) -> None:
-        """Calls a handle; its exception answers the request, where it is one."""
+    def _guard(self, request: str, handle: Callable[..., None], *arguments: Any) -> None:
+        """Calls a handle; an exception of it becomes the answer to the request ("": to none)."""
         try:
             handle(*arguments)
         except Exception as error:
             _log.exception("a handle of app %d failed", self._id[0])
-            if told:
-                self._fail(told, error)
+            if request:
+                self._fail(request, error)
 
     def _serve_simple(self) -> None:
-        """Has the simple requests served, once there is a handle for them or none is waited for any more."""
+        """Serves the simple requests, if there is a handle or the time to set one is over."""
         handle = self._simple_handle
         if handle is None and time.monotonic() < self._patience:
             return
@@ -209,29 +219,31 @@ class SimpleApp:
             request = self._early.pop(0)
             self._guard(request._event, handle or _acknowledge, request, self)
 
-    def _fail(self, told: str, error: Exception) -> None:
+    def _fail(self, request: str, error: Exception) -> None:
         """Answers a request with an exception."""
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         try:
-            self._core.ps_fail(self._handle, *self._id, told, text)
+            self._core.ps_fail(self._handle, *self._id, request, text)
         except OF_CORE as unsent:
             _log.warning("an error could not be sent: %s", unsent)
 
-    def _serve(self, told: str, event: Event) -> None:
+    def _serve(self, text: str, event: Event) -> None:
         """Answers a push or pull."""
         raise RemoteError(f"app {self._id[0]} takes no pushes and pulls on this node")
 
-    def _data(self, told: str, event: Event) -> SimpleData:
+    def _data(self, text: str, event: Event) -> SimpleData:
         body = base64.b64decode(event["body"] or "")
-        return SimpleData(event["head"], body, event["peer"], event["timestamp"], event["customer"], told)
+        return SimpleData(event["head"], body, event["peer"], event["timestamp"], event["customer"], text)
 
     def _end(self, event: Event) -> None:
-        """Ends a request: its values first, then its callback, then those that wait."""
+        """Ends a request: fills in its values, calls its callback, then wakes its waiters."""
         with self._changed:
-            outcome = self._outcomes[event["timestamp"]]
+            outcome = self._outcomes.get(event["timestamp"])
+        if outcome is None:
+            return  # a signal handler's exception interrupted the call that made it
         try:
             if event["error"]:
-                outcome.failure = from_core(RuntimeError("fptps:" + event["error"]))
+                outcome.failure = from_core(event["error"])
             elif outcome.finish is not None:
                 outcome.result = outcome.finish(event)
         except Exception as error:
@@ -245,8 +257,10 @@ class SimpleApp:
                 outcome.failure = outcome.failure or error
         with self._changed:
             outcome.callback = None
-            if outcome.failure is None and outcome.result is None:
-                self._outcomes.pop(event["timestamp"], None)
+            if self._outcomes.pop(event["timestamp"], None) and (outcome.failure or outcome.result is not None):
+                self._kept[event["timestamp"]] = outcome
+            while len(self._kept) > KEPT_OUTCOMES:
+                self._kept.pop(next(iter(self._kept)))
             self._changed.notify_all()
 
 

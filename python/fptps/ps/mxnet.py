@@ -30,6 +30,8 @@ from .postoffice import Postoffice, finalize, start
 from .server import KVMeta, KVPairs, KVServer
 from .values import Array
 
+__all__ = ["MXNetStore", "Updater"]
+
 Updater = Callable[[int, Array, Array], None]
 """updater(key, pushed, stored) changes stored, in place. Both are 1-D and of the key's dtype."""
 

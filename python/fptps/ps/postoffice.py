@@ -1,19 +1,18 @@
-"""The process's node: its role, its rank, who else is there, and barriers."""
+"""The process's node: its role, its rank, the other nodes, and barriers."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .. import stats
 from .._arguments import default_timeout
-from .._node import SLICE_MS
-from ..errors import ClosedError, TimeoutError
-from ..ticket import OF_CORE
+from .._environment import warn
+from .._session import Session
+from ..stats import Stats
 
 if TYPE_CHECKING:
     from .app import SimpleApp
@@ -26,7 +25,11 @@ ALL: Final = SCHEDULER + SERVER_GROUP + WORKER_GROUP
 """Groups add up."""
 
 MARGIN_S: Final = 5.0
-"""How much longer than the core this side waits for a join, so that the core's error, which says more, comes first."""
+"""How much longer than the core this side waits for a join, so that the core's error, which is more precise, comes
+first."""
+
+NO_NODE: Final = "there is no node: call fptps.ps.start() first, and nothing after finalize()"
+ADVICE: Final = "Call fptps.ps.finalize()"
 
 
 class Range(NamedTuple):
@@ -42,21 +45,15 @@ class Postoffice:
     Ids are ps-lite's: the scheduler's is 1, that of the server of rank r is 2r+8, of the worker of rank r 2r+9.
     """
 
-    _of_process: Postoffice | None = None
-    _making = threading.Lock()
-
     def __init__(self) -> None:
-        self._handle = 0  # the core's; 0 before start() and after finalize()
-        self._lock = threading.Lock()
+        self._session = Session(0.0, NO_NODE, ADVICE)  # of the node; not open before start() and after finalize()
+        self._starting = threading.RLock()  # a signal handler may interrupt a start
         self._apps: list[SimpleApp] = []
 
-    @classmethod
-    def get(cls) -> Postoffice:
+    @staticmethod
+    def get() -> Postoffice:
         """The node of this process."""
-        with cls._making:
-            if cls._of_process is None:
-                cls._of_process = cls()
-            return cls._of_process
+        return _of_process
 
     @property
     def role(self) -> str:
@@ -96,63 +93,48 @@ class Postoffice:
 
     def server_key_ranges(self) -> list[Range]:
         """The keys of each server, by rank: 2**64 - 1 keys in equal parts."""
-        from .. import _core
-
-        bounds = json.loads(_core.ps_bounds(self.num_servers))
+        bounds = json.loads(self._session.core.ps_bounds(self.num_servers))
         return [Range(begin, end) for begin, end in zip(bounds, bounds[1:])]
 
     def barrier(self, customer_id: int, group: int) -> None:
-        """Waits until all nodes of a group, which this one is in, are here; nodes of several customers with each.
+        """Waits until all nodes of a group that contains this one have called it, with each of their customers.
 
         ALL is for start() and finalize(): the second barrier of all nodes ends the cluster. A plain `fptps scheduler`
         counts as present in every barrier; one whose program has called start() comes itself. Where a node dies, its
         successor is waited for, and NodeLostError comes if there is none in time (FPTPS_RECOVERY_TIMEOUT). No other
         bound of time; the log names who is missing.
         """
-        from .. import _core
-
-        self.wait(_core.ps_barrier(self.handle, customer_id, group), math.inf)
+        self._session.submit(self._session.core.ps_barrier, None, customer_id, group).result(math.inf)
 
     def dead_nodes(self) -> list[int]:
         """The ids of the nodes that the scheduler has declared dead, and whose place no other has taken yet."""
         return list(self._place()["dead"] or [])
 
-    def stats(self) -> dict[str, int]:
-        """The node's counters, as fptps.KVWorker's; rejected_messages: what members sent that made no sense."""
-        from .. import _core
-
-        return dict(json.loads(_core.stats(self.handle)))
+    def stats(self) -> Stats:
+        """The counters of this process since it joined. ClosedError before start() and after finalize()."""
+        return stats.read(self._session)
 
     @property
     def handle(self) -> int:
         """The core's name of the node; ClosedError before start() and after finalize()."""
-        if not self._handle:
-            raise ClosedError("there is no node: call fptps.ps.start() first, and nothing after finalize()")
-        return self._handle
-
-    def wait(self, ticket: int, seconds: float) -> None:
-        """Waits for a ticket of the core; TimeoutError after so many seconds."""
-        from .. import _core
-
-        end = time.monotonic() + seconds
-        handle = self.handle
-        while not _core.wait(handle, ticket, SLICE_MS):
-            if time.monotonic() > end:
-                raise TimeoutError(f"waited {seconds:g} s for {_core.explain(handle, ticket)}")
+        return self._session.usable()
 
     def start(self, customer_id: int) -> None:
         """See the function start()."""
-        from .. import _core
-
-        with self._lock:
-            first = not self._handle
-            if self._handle:
-                ticket = _core.ps_enter(self._handle, customer_id)
-            else:
-                self._handle = _core.open_ps(json.dumps(dict(os.environ)), customer_id)
-                ticket = _core.joined(self._handle)
+        first = False
         try:
-            self.wait(ticket, default_timeout() + MARGIN_S if self._role_given() != "scheduler" else math.inf)
+            with self._starting:
+                first = not self._session.handle
+                if first:
+                    warn(os.environ)
+                    self._session = session = Session(0.0, NO_NODE, ADVICE)
+                    session.name = "the node of fptps.ps"
+                    session.start(session.core.open_ps, json.dumps(dict(os.environ)), customer_id)
+                    ticket = session.submit(session.core.joined, None)
+                else:
+                    ticket = self._session.submit(self._session.core.ps_enter, None, customer_id)
+            scheduler = os.environ.get("DMLC_ROLE", "worker") == "scheduler"
+            ticket.result(math.inf if scheduler else default_timeout() + MARGIN_S)
         except BaseException:
             if first:
                 self._leave(orderly=False)
@@ -166,49 +148,32 @@ class Postoffice:
             self.barrier(customer_id, ALL)
 
     def enter(self, app: SimpleApp) -> None:
-        """Notes an app, which ends with the node."""
+        """Records an app, which ends with the node."""
         self._apps.append(app)
 
     def _leave(self, orderly: bool) -> None:
-        from .. import _core
-
-        with self._lock:
-            handle = self._handle
-            if not handle:
-                return
-            try:
-                self.wait(_core.close(handle, int(orderly)), math.inf)
-            except OF_CORE:
-                # Nothing of the node is left when its second close has ended, whatever became of the first.
-                with contextlib.suppress(*OF_CORE):
-                    self.wait(_core.close(handle, 0), math.inf)
-                raise
-            finally:
-                for app in self._apps:
-                    app.stop()
-                self._apps.clear()
-                self._handle = 0
-                _core.free(handle)
-
-    def _role_given(self) -> str:
-        return os.environ.get("DMLC_ROLE", "worker")
+        try:
+            self._session.leave(orderly, math.inf, drain=False)
+        finally:
+            for app in self._apps:
+                app.stop()
+            self._apps.clear()
 
     def _info(self) -> dict[str, Any]:
-        from .. import _core
-
-        return dict(json.loads(_core.info(self.handle)))
+        return dict(json.loads(self._session.core.info(self.handle)))
 
     def _place(self) -> dict[str, Any]:
-        from .. import _core
+        return dict(json.loads(self._session.core.ps_place(self.handle)))
 
-        return dict(json.loads(_core.ps_place(self.handle)))
+
+_of_process: Final = Postoffice()
 
 
 def start(customer_id: int = 0) -> None:
-    """Joins the cluster of the environment, and returns when all its nodes are there and ready.
+    """Joins the cluster of the environment, and returns when all its nodes have joined and are ready.
 
     In a cluster that has lost a node of this role, this one takes its place and id, and is ready without the others;
-    Postoffice.get().is_recovery tells.
+    see Postoffice.get().is_recovery.
 
     A process calls it once, or once in a thread for each of its customers; each of these counts in DMLC_NUM_WORKER.
     ConfigError for settings that are missing, ConnectError or TimeoutError after FPTPS_TIMEOUT; the scheduler waits

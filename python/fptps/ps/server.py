@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import locate
+from .._arrays import locate
 from .app import Event, SimpleApp, SimpleData
 from .values import Array, address, dtype_of, keys_of, lens_of
 
@@ -38,7 +38,7 @@ class KVPairs:
 
 
 class KVServerDefaultHandle:
-    """ps-lite's default handle: a push adds to what the key has, a pull gives that; a key never pushed is zero.
+    """ps-lite's default handle: a push adds to the value of the key, a pull returns it; a key never pushed is zero.
 
     It runs in the core, for any dtype that can be summed. It answers simple requests with an empty body.
     """
@@ -55,7 +55,7 @@ class KVServer(SimpleApp):
         super().__init__(app_id, app_id)
 
     def set_request_handle(self, handle: Handle | KVServerDefaultHandle) -> None:  # type: ignore[override]
-        """Has handle(meta, kvs, server) called for each push and pull. Once.
+        """Sets, once, the function that is called as handle(meta, kvs, server) for each push and pull.
 
         It calls server.response(meta), with a KVPairs for a pull: then, or later and from any thread. kvs is the
         handle's own; its vals are empty in a pull, and have the dtype that the worker sent (uint8 for ps-lite's char).
@@ -70,13 +70,13 @@ class KVServer(SimpleApp):
             super()._begin()
 
     def set_command_handle(self, handle: Callable[[SimpleData, SimpleApp], None]) -> None:
-        """Has handle(request, app) called for each simple request, as SimpleApp.set_request_handle does."""
+        """Sets the function for simple requests, as SimpleApp.set_request_handle does."""
         if self._kv_handle is _of_core:
             raise ValueError("the default handle answers simple requests itself")
         self._simple_handle = handle
 
     def response(self, request: KVMeta | SimpleData, answer: KVPairs | bytes | None = None) -> None:
-        """Answers a push or pull, with KVPairs if it is a pull; a simple request with bytes. From any thread."""
+        """Answers a push or pull, with KVPairs if it is a pull; a simple request with bytes. Any thread may call it."""
         if isinstance(request, SimpleData):
             super().response(request, answer if isinstance(answer, bytes) else b"")
             return
@@ -88,7 +88,7 @@ class KVServer(SimpleApp):
         keys = keys_of(answer.keys)
         lens = None if answer.lens is None else lens_of(answer.lens)
         vals = np.ascontiguousarray(answer.vals)
-        number, place, nbytes, _ = locate(vals, write=False)
+        number, place, nbytes, *_ = locate(vals, write=False)
         self._core.ps_respond(
             self._handle, *self._id, request._event, 0, 0, number, address(keys), keys.size, place, nbytes,
             address(lens), 0 if lens is None else lens.size,
@@ -97,7 +97,7 @@ class KVServer(SimpleApp):
     def _begin(self) -> None:
         """The thread starts with the handle."""
 
-    def _serve(self, told: str, event: Event) -> None:
+    def _serve(self, text: str, event: Event) -> None:
         keys = np.empty(event["keys"], np.uint64)
         raw = np.empty(event["bytes"], np.uint8)
         lens = np.empty(event["lens"], np.int32) if event["lens"] else None
@@ -105,7 +105,7 @@ class KVServer(SimpleApp):
         vals = raw.view(dtype_of(event["dtype"])) if event["dtype"] else raw
         meta = KVMeta(
             event["head"], event["push"], event["pull"], event["peer"], event["timestamp"], event["customer"],
-            event["priority"], told,
+            event["priority"], text,
         )  # fmt: skip
         assert self._kv_handle is not None
         self._kv_handle(meta, KVPairs(keys, vals, lens), self)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import BFLOAT16, NAMES, TIMEDELTA64, Place, locate, number_of
+from .._arrays import BFLOAT16, NAMES, TIMEDELTA64, Place, locate_contiguous, number_of
 
 Array = np.ndarray[Any, Any]
 _names = {number: name for name, number in NAMES.items()}
 
 
 def keys_of(keys: Any) -> Array:
-    """The keys as uint64; TypeError or ValueError for what are none."""
+    """The keys as uint64; TypeError or ValueError for invalid ones."""
     if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1 and keys.flags.c_contiguous:
         return keys
     if isinstance(keys, (list, tuple, range)):  # numpy would make floats of ints from 2**63 on
@@ -40,10 +40,10 @@ def lens_of(lens: Any) -> Array:
 
 
 def values_of(vals: Any, dtype: np.dtype[Any]) -> Place:
-    """Where the values are; numbers that are no array yet become one of the dtype."""
+    """The place of the values in memory; a list of numbers becomes an array of the dtype first."""
     if isinstance(vals, (list, tuple)):
         vals = np.array(vals, dtype)
-    place = locate(vals, write=False)
+    place = locate_contiguous(vals, write=False)
     check_dtype(place.dtype, dtype, "the values")
     return place
 
@@ -66,7 +66,7 @@ def dtype_of(number: int) -> np.dtype[Any]:
 
 
 def address(array: Array | None) -> int:
-    """Where an array is; 0 for none, or an empty one."""
+    """The address of an array; 0 for None and for an empty array."""
     if array is None or not array.size:
         return 0
     place: int = array.__array_interface__["data"][0]  # less than half of what array.ctypes costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -10,19 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments import default_timeout
-from .._node import SLICE_MS
-from ..arrays import Place, locate, number_of
-from ..errors import from_core
-from .app import Event, SimpleApp
+from .._arrays import Place, locate, locate_contiguous, number_of
+from ..errors import OF_CORE, RemoteError, from_core
+from .app import KEPT_OUTCOMES, SLICE_MS, Event, SimpleApp
 from .values import Array, address, check_dtype, keys_of, lens_of, values_of
 
 PUSH, PULL, AWAITED = 1, 2, 4
-"""What the core is asked for; with AWAITED, the core wakes who waits, and the app's thread hears nothing."""
+"""Flags of a request. With AWAITED the core reports its end to ps_wait(), and not to the app's thread."""
 ENDED = 1
-"""What the core says of a request that has ended, and of which there is nothing to tell."""
-NOWHERE = Place(0, 0, 0, None)
+"""The core's state of a request that has ended without an error, with its values, if any, in the caller's array."""
+NOWHERE = Place(0, 0, 0, None, (), ())
 CROWD = 256
-"""So many pulls are not looked after."""
+"""Up to so many pulls are kept without a check whether they have ended."""
 
 
 class Pull(NamedTuple):
@@ -45,8 +45,12 @@ class KVWorker(SimpleApp):
     def __init__(self, app_id: int = 0, customer_id: int = 0, dtype: Any = "float32") -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self._number = number_of(self.dtype)
-        self._pulls: dict[int, Pull] = {}  # without a callback: under way, or with values for who waits
+        self._pulls: dict[int, Pull] = {}  # without a callback: under way, or with values for wait()
         self._crowd = CROWD
+        # Pulls from before the call into the core until they are in _pulls or have their outcome. Where a signal
+        # handler raises in between, one stays until the node has ended: the core may write to its arrays.
+        self._beginning: dict[int, Pull] = {}
+        self._begun = itertools.count()
         super().__init__(app_id, customer_id)
 
     def push(
@@ -63,7 +67,7 @@ class KVWorker(SimpleApp):
         keys: 1-D, n whole numbers. vals: an array of the KVWorker's dtype, or a list. lens: None, or n whole numbers
         that add up to the number of values. cmd: for the server's handle. callback is called, without arguments and on
         the app's thread, when all servers have answered. The arrays may be changed as soon as push returns. ValueError
-        or TypeError for what does not fit together.
+        or TypeError for arguments that do not fit together.
         """
         return self._exchange(PUSH, keys, vals, None, lens, None, cmd, callback, priority)
 
@@ -116,7 +120,7 @@ class KVWorker(SimpleApp):
         asked = keys_of(keys)
         target = None
         if out is not None:
-            target = locate(out, write=True)
+            target = locate_contiguous(out, write=True)
             check_dtype(target.dtype, self.dtype, "the array to fill")
         if out_lens is not None and out_lens.size != asked.size:
             raise ValueError(f"lens for {out_lens.size} keys, and there are {asked.size}")
@@ -132,21 +136,30 @@ class KVWorker(SimpleApp):
             )  # fmt: skip
             return timestamp
 
-        if callback is None:
-            timestamp = exchange(flags | AWAITED)
-            if pull is not None:
-                self._pulls[timestamp] = pull
-                self._sweep()
-            return timestamp
+        begun = next(self._begun)
+        if pull is not None:
+            self._beginning[begun] = pull
+        try:
+            if callback is None:
+                timestamp = exchange(flags | AWAITED)
+                if pull is not None:
+                    self._pulls[timestamp] = pull
+                    self._sweep()
+            else:
 
-        def finish(event: Event) -> Any:
-            return None if pull is None else self._fill(event, pull, self._core.ps_take, 0)
+                def finish(event: Event) -> Any:
+                    return None if pull is None else self._fill(event, pull, self._core.ps_take, 0)
 
-        with self._changed:  # its end must not be told before it is known
-            return self._sent(exchange(flags), finish, callback)
+                with self._changed:  # so that its end is not reported before it is recorded
+                    timestamp = self._sent(exchange(flags), finish, callback)
+        except OF_CORE:  # refused: nothing is under way
+            self._beginning.pop(begun, None)
+            raise
+        self._beginning.pop(begun, None)
+        return timestamp
 
     def _sweep(self) -> None:
-        """Lets go of the arrays of pulls that have ended, and that nobody has waited for."""
+        """Releases the arrays of pulls that have ended, though no wait() has asked for them."""
         if len(self._pulls) < self._crowd:
             return
         for timestamp in list(self._pulls):
@@ -156,7 +169,9 @@ class KVWorker(SimpleApp):
 
     def wait(self, timestamp: int) -> Any:
         """See SimpleApp.wait."""
-        if timestamp in self._outcomes:
+        with self._changed:
+            of_app = timestamp in self._outcomes or timestamp in self._kept  # a SimpleApp request, or has a callback
+        if of_app:
             return super().wait(timestamp)
         begin = time.monotonic()
         state = self._core.ps_wait(self._handle, *self._id, timestamp, SLICE_MS)
@@ -167,16 +182,21 @@ class KVWorker(SimpleApp):
         pull = self._pulls.pop(timestamp, None)
         if state == ENDED:
             return self._landed(pull)
-        event = json.loads(self._core.ps_result(self._handle, *self._id, timestamp) or "{}")
+        text = self._core.ps_result(self._handle, *self._id, timestamp)
+        if not text:
+            raise RemoteError(
+                f"the outcome of request {timestamp} was dropped: {KEPT_OUTCOMES} later ones have ended since"
+            )
+        event = json.loads(text)
         try:
-            if event.get("error"):
-                raise from_core(RuntimeError("fptps:" + event["error"]))
+            if event["error"]:
+                raise from_core(event["error"])
             return None if pull is None else self._fill(event, pull, self._core.ps_fill, timestamp)
         finally:
             self._core.ps_fill(self._handle, *self._id, timestamp, 0, 0)
 
     def _landed(self, pull: Pull | None) -> Any:
-        """The end of a request of which nothing is told: its values, if any, are where they are to be."""
+        """Ends a request whose values, if any, the core has written to the caller's array already."""
         if pull is None:
             return None
         if pull.lens is not None and pull.place is not None:
@@ -184,7 +204,7 @@ class KVWorker(SimpleApp):
         return np.empty(0, self.dtype) if pull.place is None else None
 
     def _fill(self, event: Event, pull: Pull, take: Callable[..., int], name: int) -> Any:
-        """Brings the values of an answer to where they are to be; returns them where nobody gave an array."""
+        """Copies the values of an answer to the caller's array, or returns them in a new one if there is none."""
         if not pull.keys:
             return np.empty(0, self.dtype) if pull.place is None else None
         check_dtype(event["dtype"], self.dtype, "the values of the answer")
@@ -193,9 +213,9 @@ class KVWorker(SimpleApp):
         place = NOWHERE if made is not None and not count else pull.place or locate(made, write=True)
         if place.nbytes != event["bytes"]:
             raise ValueError(f"the answer has {count} values, and the array to fill another number")
-        told = np.full(pull.keys, count // pull.keys, np.int32) if event["lens"] or pull.lens is not None else None
+        lens = np.full(pull.keys, count // pull.keys, np.int32) if event["lens"] or pull.lens is not None else None
         values = 0 if event["landed"] else place.address
-        take(self._handle, *self._id, name, values, address(told) if event["lens"] else 0)
-        if pull.lens is not None and told is not None:
-            pull.lens[...] = told.reshape(pull.lens.shape)
+        take(self._handle, *self._id, name, values, address(lens) if event["lens"] else 0)
+        if pull.lens is not None and lens is not None:
+            pull.lens[...] = lens.reshape(pull.lens.shape)
         return made

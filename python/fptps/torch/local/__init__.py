@@ -5,32 +5,32 @@
         for x, y in endless(loader):
             optimizer.zero_grad()
             loss(model(x), y).backward()
-            local.step()  # the optimizer's, and what there is to do between two steps
+            local.step()  # the optimizer's step, and the exchange with the other workers
             if local.finished:
                 break
 
-On every worker, in the beginning rank 0's model, and in the end the same global model.
+All workers start from rank 0's model, and end with the same global model.
 
-w is the global model, x_i worker i's. A worker's update in a round is how far its steps have moved, d_i = x_i before
-them - x_i after them: with plain SGD at rate eta, d_i = eta * (the sum of its gradients). So any optimizer will do. In
-every round of every algorithm w <- w - (the mean of all d_i), and
+w is the global model, x_i the model of worker i. In a round worker i takes some steps; its update d_i is x_i before
+them minus x_i after them. With plain SGD at rate eta, d_i = eta * (the sum of its gradients), but any optimizer
+can take the steps. Every algorithm ends a round with w <- w - (the mean of all d_i). A worker
 
-    LocalSGD  steps K times, sends d_i, waits; x_i <- w                        (Stich, ICLR 2019)
-    OSP       steps on while its d_i is under way; when w is there it sends
-              the next one and goes on from x_i <- w                           (Wang et al., ICPP 2019)
-    LOSP      OSP with compensation c: x_i <- w - c * d_i, as d_i, on its way,
-              is not in w yet                                                  (Wang et al., JSAC 39(8), 2021)
-    DQLOSP    LOSP with d_i and the mean quantised, in both directions
-    DiLoCo    LocalSGD with Nesterov momentum on w                             (Douillard et al., 2023)
+    LocalSGD  takes K steps, sends d_i and waits for w; x_i <- w               (Stich, ICLR 2019)
+    OSP       continues to step while d_i is in flight; once w has arrived,
+              it sends the next d_i and continues from x_i <- w                (Wang et al., ICPP 2019)
+    LOSP      as OSP, but x_i <- w - c * d_i with a compensation c, since
+              the d_i in flight is not in w yet                                (Wang et al., JSAC 39(8), 2021)
+    DQLOSP    as LOSP, with d_i and the mean quantised
+    DiLoCo    as LocalSGD, with Nesterov momentum on w                         (Douillard et al., 2023)
 
-StreamingDiLoCo (Douillard et al., 2025) does the last for a fragment of the model at a time, overlapped.
+StreamingDiLoCo (Douillard et al., 2025) is DiLoCo for one fragment of the model at a time, overlapped with the steps.
 
-Every process has a copy of w and applies the same sums to it, so that all copies are equal, bit for bit.
+Every process keeps a copy of w and applies the same sums to it, so all copies are equal, bit for bit.
 """
 
-from .algorithm import Algorithm, Nesterov
-from .local import Local, Round
-from .wrappers import DQLOSP, LOSP, OSP, DiLoCo, LocalSGD, StreamingDiLoCo
+from ._algorithm import Algorithm, Nesterov
+from ._local import Local, Round
+from ._wrappers import DQLOSP, LOSP, OSP, DiLoCo, LocalSGD, StreamingDiLoCo
 
 __all__ = [
     "DQLOSP",

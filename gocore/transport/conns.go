@@ -1,0 +1,140 @@
+package transport
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// conn is one established connection.
+type conn struct {
+	peer   uint32
+	fd     int    // closed by the receive loop alone, while no thread writes
+	shm    *shm   // carries the bytes in place of fd on this host; nil for a TCP connection
+	remote bool   // on another host, so that its packets use a link
+	addr   string // of the peer, for the log
+
+	// Used by the receive loop alone.
+	parser  parser
+	adopted bool // added to both epolls
+
+	// Guarded by Transport.mu.
+	queue       queue
+	window      window  // see window.go
+	weight      float64 // see Weigh
+	finishTag   float64 // virtual time at which its last write finished; see connSet.charge
+	writable    bool    // the kernel has room, as far as is known; false until adopted
+	writing     bool    // a thread owns fd for a write; see doc.go
+	goodbyeSent bool    // this node has written its Goodbye, and writes nothing more
+	readDone    bool    // the peer's Goodbye and end of stream were read, but this node has not sent its Goodbye yet
+	broken      error   // why a write failed
+	dropped     bool    // Drop was called; set before the connection enters the inbox
+}
+
+// connSet holds the established connections.
+type connSet struct {
+	byPeer      map[uint32]*conn
+	order       []*conn // by peer
+	lastServed  uint32  // peer of the last write; at first this node's own id
+	link        pace    // of all traffic that leaves this host
+	virtualTime float64 // start tag of the last write
+
+	waiting int // connections with other hosts that had packets to send at the last choice
+	windows int // sum of their windows
+}
+
+func (t *connSet) add(c *conn) {
+	if t.byPeer == nil {
+		t.byPeer = make(map[uint32]*conn)
+	}
+	t.byPeer[c.peer] = c
+	i, _ := slices.BinarySearchFunc(t.order, c.peer, comparePeer)
+	t.order = slices.Insert(t.order, i, c)
+}
+
+func (t *connSet) remove(c *conn) {
+	delete(t.byPeer, c.peer)
+	if i, ok := slices.BinarySearchFunc(t.order, c.peer, comparePeer); ok {
+		t.order = slices.Delete(t.order, i, i+1)
+	}
+}
+
+func comparePeer(c *conn, peer uint32) int { return cmp.Compare(c.peer, peer) }
+
+// shmWritable checks whether a full shared-memory ring has room again, which epoll does not report.
+func (c *conn) shmWritable() bool {
+	if c.shm == nil || !c.shm.out.free() {
+		return false
+	}
+	c.writable = true
+	return true
+}
+
+// never is a time in the infinite future.
+const never = time.Duration(math.MaxInt64)
+
+// choice is the result of choose.
+type choice struct {
+	conn    *conn         // nil if nothing can be written now
+	blocked bool          // packets are queued on a connection that is not writable
+	due     time.Duration // earliest time at which pacing allows another write
+}
+
+// choose returns the writable connection with the most urgent head; among equally urgent
+// ones the one with the smallest tag (weighted fair queuing), and among those the next
+// after the last served in the order of ids. The first search starts after this node's
+// own id, so that not all nodes begin with the same peer. While the pace of the link allows
+// no write, connections with other hosts are left out.
+func (t *connSet) choose(now time.Duration) choice {
+	start, _ := slices.BinarySearchFunc(t.order, t.lastServed+1, comparePeer)
+	c, most, least := choice{due: never}, int64(0), 0.0
+	t.waiting, t.windows = 0, 0
+	for i := range t.order {
+		n := t.order[(start+i)%len(t.order)]
+		if n.queue.empty() {
+			continue
+		}
+		if n.remote {
+			t.waiting, t.windows = t.waiting+1, t.windows+n.window.bound()
+		}
+		if n.writing { // a shortcut writes it, and wakes the send loop if packets remain
+			continue
+		}
+		if !n.writable && !n.shmWritable() {
+			c.blocked = true
+			continue
+		}
+		u := n.queue.urgency()
+		if due := t.due(n); due > now {
+			c.due = min(c.due, due)
+			continue
+		}
+		if tag := max(n.finishTag, t.virtualTime); c.conn == nil || u > most || u == most && tag < least {
+			c.conn, most, least = n, u, tag
+		}
+	}
+	if c.conn != nil {
+		t.lastServed = c.conn.peer
+	}
+	return c
+}
+
+// charge accounts for a write to c by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM
+// 1996, equations 4 and 5). A connection that was idle or blocked gets no credit for that
+// time: its next write starts at the current virtual time at the earliest.
+func (t *connSet) charge(c *conn, bytes int) {
+	t.virtualTime = max(t.virtualTime, c.finishTag)
+	c.finishTag = t.virtualTime + float64(bytes)/c.weight
+}
+
+// due is the time at which the pace of the link allows a write to n.
+func (t *connSet) due(n *conn) time.Duration {
+	if !n.remote {
+		return 0
+	}
+	return t.link.ready
+}
+
+// commitPackets is the number of packets for one write to another host.
+func (t *connSet) commitPackets() int { return commitPackets(t.windows, t.link.rate, t.waiting) }

@@ -1,0 +1,105 @@
+"""The command `fptps`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import click
+
+from . import __version__, scheduler, server
+from ._bench.command import bench
+from ._environment import KEEP_GOING
+from .cluster._commands import cluster_commands, reserved_port
+from .cluster._ending import KILL_S
+from .cluster._supervisor import Supervisor
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fptps", message="%(prog)s %(version)s")
+def main() -> None:
+    """A parameter server for data-parallel training."""
+
+
+main.add_command(bench)
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="Number of workers.")
+@click.option("-s", "--servers", type=click.IntRange(0), default=0, show_default=True, help="Number of servers.")
+@click.option("--keep-going", is_flag=True, help="Let the others run on when a process fails.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=KILL_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long processes may take to end after SIGTERM or Ctrl-C, to write a checkpoint say, before SIGKILL.",
+)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(workers: int, servers: int, keep_going: bool, grace: float, program: tuple[str, ...]) -> None:
+    """Run PROGRAM on a cluster of this machine.
+
+    Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment. Lines of
+    output carry role and rank. When one process fails the others get 5 s to end by themselves; with --keep-going, for
+    programs that make a new cluster without it, they run on, and find FPTPS_KEEP_GOING=1 in their environment. The
+    exit code is that of the worst process, or 1 if the program never joined the cluster. Ctrl-C and SIGTERM reach all
+    of them; a second one kills what still runs.
+
+    \b
+        fptps run -n 2 -s 1 python train.py --epochs 3
+    """
+    environment = {**os.environ, KEEP_GOING: "1"} if keep_going else os.environ
+    with reserved_port() as port:
+        commands = cluster_commands(workers, servers, port, lambda rank: list(program), environment)
+        supervisor = Supervisor(commands, kill=grace, keep_going=keep_going)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            supervisor.stop(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, stop)
+        code = supervisor.run()
+    if code == 0 and not supervisor.joined():
+        click.echo(
+            "fptps: the program ended well, but no cluster came about: no worker joined. Does it make an "
+            "fptps.KVWorker() (or fptps.ps.start())?",
+            err=True,
+        )
+        code = 1
+    if supervisor.stopped_by == signal.SIGPIPE:  # the buffered output has no reader any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that the scheduler and a server share."""
+    for option in (
+        click.option("--servers", "-s", type=click.IntRange(0), help="Number of servers. [DMLC_NUM_SERVER]"),
+        click.option("--workers", "-n", type=click.IntRange(1), help="Number of workers. [DMLC_NUM_WORKER]"),
+        click.option("--port", type=click.IntRange(1, 65535), help="Port of the scheduler. [DMLC_PS_ROOT_PORT]"),
+        click.option("--host", help="Address of the scheduler. [DMLC_PS_ROOT_URI]"),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command(name="scheduler")
+@click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
+@node_options
+def scheduler_command(
+    host: str | None, port: int | None, workers: int | None, servers: int | None, quiet: bool
+) -> None:
+    """Run the scheduler of a cluster."""
+    sys.exit(scheduler.main(host, port, workers, servers, quiet))
+
+
+@main.command(name="server")
+@node_options
+def server_command(host: str | None, port: int | None, workers: int | None, servers: int | None) -> None:
+    """Run one server of a cluster."""
+    sys.exit(server.main(host, port, workers, servers))
