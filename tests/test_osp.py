@@ -68,6 +68,11 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(processes, outputs)]
 
 
+def in_words(ended: list[tuple[int, str]]) -> str:
+    """What ends() gave, for the message of an assertion: pytest would cut the list itself."""
+    return "\n".join(f"process {number} ended with {code}:\n{output}" for number, (code, output) in enumerate(ended))
+
+
 def records(tmp_path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], Path]:
     """Messages, rounds, summary and folder of the one run there."""
     (folder,) = (tmp_path / "runs").iterdir()
@@ -245,9 +250,9 @@ def test_a_rank_started_twice_is_an_error(tmp_path: Path) -> None:
     config = {0: ["--config", config_file(tmp_path)]}
     with by_hand([0, 2, 2], "--algorithm", "localSGD", own=config) as processes:
         ended = ends(processes)
-    assert all(code != 0 for code, _ in ended), ended
+    assert all(code != 0 for code, _ in ended), in_words(ended)
     # The first to see it leaves, so another may see that instead.
-    assert any("those that were started are [0, 2, 2]" in text for _, text in ended), ended
+    assert any("those that were started are [0, 2, 2]" in text for _, text in ended), in_words(ended)
     assert not (tmp_path / "runs").exists()
 
 
@@ -291,7 +296,7 @@ def test_worker_that_differs_ends_all_processes(tmp_path: Path) -> None:
         assert code == 1, output
         assert "Traceback" not in output
     # The first to see it leaves, so another may see that instead.
-    assert any("worker 2 has another settings than worker 0" in output for _, output in ended), ended
+    assert any("worker 2 has another settings than worker 0" in output for _, output in ended), in_words(ended)
     assert not (tmp_path / "runs").exists()
 
 
@@ -364,7 +369,7 @@ def wait_for_messages(tmp_path: Path, process: subprocess.Popen[str]) -> None:
 
 def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
     ended = killed_by_hand(tmp_path)
-    assert [code for code, _ in ended] == [1, 1, -signal.SIGKILL, 1], ended
+    assert [code for code, _ in ended] == [1, 1, -signal.SIGKILL, 1], in_words(ended)
     assert "osp: worker 2 was lost" in ended[0][1], ended[0][1]
     assert "Traceback" not in ended[0][1]
     assert_ended_with_all_files_whole(tmp_path)
@@ -391,7 +396,7 @@ def assert_ended_with_all_files_whole(tmp_path: Path) -> None:
 
 def test_a_lost_worker_leaves_the_others_going_on(tmp_path: Path) -> None:
     ended = killed_by_hand(tmp_path, on_lost_worker="continue")
-    assert [code for code, _ in ended] == [0, 0, -signal.SIGKILL, 0], ended
+    assert [code for code, _ in ended] == [0, 0, -signal.SIGKILL, 0], in_words(ended)
     assert "worker 2 was lost" in ended[0][1]
     assert "continues with the 2 workers left" in ended[0][1]
     assert_went_on_without_worker_2(tmp_path)
@@ -421,7 +426,7 @@ def assert_went_on_without_worker_2(tmp_path: Path) -> None:
 
 def test_the_only_worker_that_is_lost_ends_the_run(tmp_path: Path) -> None:
     ended = killed_by_hand(tmp_path, workers=1, on_lost_worker="continue")
-    assert [code for code, _ in ended] == [1, -signal.SIGKILL], ended
+    assert [code for code, _ in ended] == [1, -signal.SIGKILL], in_words(ended)
     _, rounds, summary, _ = records(tmp_path)
     assert "worker 1 was lost" in summary["ended"]
     assert len(rounds) == summary["rounds"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import fptps
@@ -80,7 +80,8 @@ def scheduler(place: Place) -> Iterator[None]:
     child = subprocess.Popen([sys.executable, "-m", "fptps", "scheduler"], env={**os.environ, **environment})
     try:
         yield
-        child.wait(timeout=10)
+        with suppress(subprocess.TimeoutExpired):  # the training has succeeded, however long its scheduler takes to end
+            child.wait(timeout=10)
     finally:
         child.terminate()
         try:
