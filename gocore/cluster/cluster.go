@@ -61,7 +61,7 @@ type Member struct {
 	Port        int    // control plane
 	DataPort    int    // data plane
 	Incarnation uint64 // differs in every process
-	Share       uint32 // of the summing
+	Share       int    // of the summing; Unset until the scheduler divides it
 	Place       uint32 // the requested rank + 1; 0: any
 	LinkRate    uint64 // of its link, each direction, bit/s; 0: not known
 	Protocol    uint32 // version of fptps's protocol; 0: a ps-lite program, which gets ps-lite's messages alone
@@ -71,6 +71,9 @@ type Member struct {
 	Vacant      bool   // it is dead, and its place is kept for a successor
 	Recovered   bool   // it is the successor of a dead node
 }
+
+// Unset is the share of the summing of a node that leaves it to the scheduler.
+const Unset = -1
 
 // PSLite reports whether the node is a program of dmlc ps-lite.
 func (m Member) PSLite() bool { return m.Protocol == 0 }
@@ -160,7 +163,7 @@ type Config struct {
 	Port              int    // of this node's van, 0: any; the scheduler's is SchedulerPort
 	DataPort          int
 	Incarnation       uint64
-	Share             uint32
+	Share             int           // of the summing; Unset: the scheduler decides
 	Place             uint32        // the requested rank + 1; 0: any. If two nodes request the same, their addresses decide
 	LinkRate          uint64        // of this node's link, each direction, bit/s; 0: not known
 	Secret            string        // FPTPS_TOKEN: nodes with another one are refused

@@ -262,6 +262,10 @@ func (s *Scheduler) assign(now time.Time) {
 			s.members[j.ID] = &member{Member: j.Member, heard: now, beats: j.Protocol > 0}
 		}
 		next[j.Role] += 2
+	}
+	s.divideSumming()
+	for _, j := range s.joiners {
+		j.Share = s.members[j.ID].Share
 		all = append(all, nodeOf(j.Member))
 	}
 	all = append(all, nodeOf(s.self))

@@ -67,7 +67,9 @@ func nodeOf(m Member) *pspb.Node {
 		n.Protocol = proto.Uint32(m.Protocol)
 		n.DataPort = proto.Uint32(uint32(m.DataPort))
 		n.Incarnation = proto.Uint64(m.Incarnation)
-		n.Share = proto.Uint32(m.Share)
+		if m.Share != Unset {
+			n.Share = proto.Uint32(uint32(m.Share))
+		}
 		if m.Place != 0 {
 			n.Place = proto.Uint32(m.Place)
 		}
@@ -91,8 +93,11 @@ func nodeOf(m Member) *pspb.Node {
 func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
-		Incarnation: n.GetIncarnation(), Share: n.GetShare(), Place: n.GetPlace(), Protocol: n.GetProtocol(),
+		Incarnation: n.GetIncarnation(), Share: Unset, Place: n.GetPlace(), Protocol: n.GetProtocol(),
 		LinkRate: n.GetLinkRate(), Customer: int(n.GetCustomerId()), Classic: n.GetClassic(), Vacant: n.GetVacant(), Recovered: n.GetIsRecovery(),
+	}
+	if n.Share != nil {
+		m.Share = int(n.GetShare())
 	}
 	switch {
 	case m.Role < RoleServer || m.Role > RoleScheduler:

@@ -149,7 +149,7 @@ func (s *script) joinMessage(words []string, values map[string]string) *pspb.Met
 	host, port := words[1][:colon], words[1][colon+1:]
 	m := Member{
 		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
-		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: uint32(number(values["share"], 1)),
+		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: number(values["share"], 1),
 		Place: uint32(number(values["place"], 0)), Protocol: uint32(number(values["protocol"], Protocol)),
 		Customer: number(values["customer"], 0), Classic: values["classic"] != "",
 	}

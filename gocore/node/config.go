@@ -37,7 +37,7 @@ type Config struct {
 	Host              string // "": the address of the route to the scheduler
 	Port              int
 	DataPort          int   // 0: any free one
-	Share             int   // -1: not set
+	Share             int   // of the summing; cluster.Unset: the scheduler decides
 	Rank              int   // requested rank; -1: any
 	LinkRate          int64 // bit/s; -1: that of the network interface
 	SharedMemory      transport.SharedMemory
@@ -92,7 +92,7 @@ var Settings = []Setting{
 		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},
 	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join. On a worker also the bound of every wait without a timeout of its own; `KVWorker(timeout=)` overrides it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
-	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, an integer relative to the others'. Default: 1 on a server; on a worker 1 if there are no servers, else 0.",
+	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, an integer relative to the others'. If no node has one, the shares follow from the numbers of workers and servers; else the default is 1 on a server, and on a worker 1 if there are no servers, else 0.",
 		parse: integer(0, wire.MaxShare, func(c *Config) *int { return &c.Share })},
 	{Name: "DMLC_WORKER_ID", Doc: "The rank that a worker asks for. Default: the scheduler orders workers by host and port.", parse: rank(cluster.RoleWorker)},
 	{Name: "DMLC_SERVER_ID", Doc: "The same for a server.", parse: rank(cluster.RoleServer)},
@@ -116,7 +116,7 @@ var Settings = []Setting{
 // ParseConfig reads the settings from environment, and ignores other names in it.
 // An empty value means that the name is not set.
 func ParseConfig(environment map[string]string) (Config, error) {
-	c := Config{Role: cluster.RoleWorker, RoleGiven: environment["DMLC_ROLE"] != "", Share: -1, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
+	c := Config{Role: cluster.RoleWorker, RoleGiven: environment["DMLC_ROLE"] != "", Share: cluster.Unset, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
 	for _, s := range Settings {
 		value := environment[s.Name]
 		if value == "" {
@@ -164,12 +164,6 @@ func (c *Config) check() error {
 	if c.HeartbeatTimeout > 0 && (c.HeartbeatInterval == 0 || c.HeartbeatTimeout <= c.HeartbeatInterval) {
 		return fault.New(fault.Config, "PS_HEARTBEAT_TIMEOUT=%v must be longer than PS_HEARTBEAT_INTERVAL=%v, which must not be 0 then",
 			c.HeartbeatTimeout, c.HeartbeatInterval)
-	}
-	if c.Share < 0 {
-		c.Share = 0
-		if c.Role == cluster.RoleServer || c.Role == cluster.RoleWorker && c.Servers == 0 {
-			c.Share = 1
-		}
 	}
 	return nil
 }

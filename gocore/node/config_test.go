@@ -32,9 +32,7 @@ func TestConfig(t *testing.T) {
 		c.HeartbeatInterval != time.Second/2 || c.HeartbeatTimeout != time.Minute || c.JoinTimeout != time.Minute || c.Share != 7 || c.Alone() {
 		t.Errorf("the settings are %+v", c)
 	}
-	for settings, share := range map[string]int{
-		"DMLC_ROLE=server": 1, "DMLC_ROLE=worker": 0, "DMLC_NUM_SERVER=0": 1, "DMLC_ROLE=scheduler": 0, "FPTPS_SHARE=0": 0,
-	} {
+	for settings, share := range map[string]int{"DMLC_ROLE=server": cluster.Unset, "DMLC_ROLE=worker": cluster.Unset, "FPTPS_SHARE=0": 0} {
 		if c, err := ParseConfig(environment(settings)); err != nil || c.Share != share {
 			t.Errorf("%s: share %d, %v; expected %d", settings, c.Share, err, share)
 		}

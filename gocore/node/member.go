@@ -122,7 +122,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 	c := n.config
 	return cluster.Config{
 		Role: c.Role, SchedulerHost: c.SchedulerHost, SchedulerPort: c.SchedulerPort, Host: c.Host, Port: c.Port,
-		DataPort: dataPort, Incarnation: incarnation(), Share: uint32(c.Share), Place: uint32(c.Rank + 1),
+		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
 		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
@@ -287,8 +287,8 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPl
 func sharesOf(view cluster.View) (*plan.Plan, error) {
 	var shares []plan.Share
 	for _, m := range view.Members {
-		if m.Role != cluster.RoleScheduler {
-			shares = append(shares, plan.Share{Node: uint32(m.ID), Share: m.Share})
+		if m.Role != cluster.RoleScheduler && m.Share != cluster.Unset {
+			shares = append(shares, plan.Share{Node: uint32(m.ID), Share: uint32(m.Share)})
 		}
 	}
 	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
