@@ -258,7 +258,7 @@ def test_bound_against_small_steps(seed):
     ("workers", "servers", "rate"),
     [
         (1, 1, 1), (4, 4, 1), (4, 8, 1),  # each worker's own link
-        (4, 2, 0.5), (8, 1, 0.125),  # the servers' links
+        (2, 1, 1), (3, 1, 1 / 1.2), (4, 1, 0.75), (4, 2, 1 / 1.2),  # workers sum too: docs/balance.md
         (2, 0, 1), (4, 0, 4 / 6), (1, 0, float("inf")),  # of pushes and pulls a half, 3/4 and nothing leave a worker
     ],
 )  # fmt: skip
@@ -359,7 +359,7 @@ def test_preempt_with_a_link():
     found = figures(bench("preempt", "--bulk", "8", "--json", FPTPS_LINK_RATE="1gbit"))
     assert found["link_bit_s"] == 1e9
     per_direction = found["goodput_mb_s_per_worker"] * 1e6 / 2
-    assert found["link_share"] == pytest.approx(per_direction / (payload_rate(1e9) / 2), abs=0.001)
+    assert found["link_share"] == pytest.approx(per_direction / payload_rate(1e9), abs=0.001)
 
 
 def test_trainer(profile):

@@ -26,15 +26,13 @@ def payload_rate(link: float) -> float:
 def model_rate(workers: int, servers: int, payload: float) -> float:
     """Bytes per second at which a worker's gradients can be sent while their sums are received.
 
-    payload: bytes per second and direction of each node's link. Tensors are spread evenly over the servers, whose links
-    carry all workers' gradients. Without servers they are spread over the workers: each sends the others its gradients
-    of their tensors, and the sums of its own.
+    payload: bytes per second and direction of each node's link. The summing is divided so that no division is faster:
+    over the servers if there are as many as workers, else over workers too. For W workers and S servers the busiest
+    links then carry 2 W (W - 1) / (W^2 + S (W - 2)) times the gradients (docs/balance.md).
     """
-    if servers:
-        return payload * min(1.0, servers / workers)
     if workers == 1:
-        return math.inf  # nothing leaves the process
-    return payload * workers / (2 * (workers - 1))
+        return payload if servers else math.inf  # without servers nothing leaves the process
+    return payload * min(1.0, (workers**2 + servers * (workers - 2)) / (2 * workers * (workers - 1)))
 
 
 def iteration_s(layers: Sequence[Layer], rate: float) -> float:
