@@ -18,11 +18,13 @@ const (
 // batch holds the packets of one writev, with their headers. Each writer reuses its own.
 type batch struct {
 	packets [batchPackets]packet
-	n       int // packets[:n] are in the batch
-	bound   int // packets[:bound] were bound before the batch was filled
-	skip    int // bytes of packets[0] that were written earlier
-	done    int // packets[:done] are completely written ...
-	rest    int // ... and so are this many bytes of the next one
+	n       int    // packets[:n] are in the batch
+	bound   int    // packets[:bound] were bound before the batch was filled
+	skip    int    // bytes of packets[0] that were written earlier
+	begun   stamps // of packets[0], if skip > 0: a header does not change once a part of it is written
+	stamps  stamps // of the others
+	done    int    // packets[:done] are completely written ...
+	rest    int    // ... and so are this many bytes of the next one
 	headers [batchPackets][wire.HeaderBytes]byte
 	vector  [2 * batchPackets]unix.Iovec
 }
@@ -30,7 +32,7 @@ type batch struct {
 // fill pops packets from q, at least one, until the batch has limit bytes or is full, or q
 // is empty. Trains have at most train packets.
 func (b *batch) fill(q *queue, limit, train int) {
-	b.n, b.skip = 0, q.sent
+	b.n, b.skip, b.begun = 0, q.sent, q.begun
 	bytes := -q.sent
 	for _, p := range q.bound {
 		b.add(p)
@@ -64,11 +66,17 @@ func (b *batch) add(p packet) {
 }
 
 // encode encodes the headers and returns the vector to write, and its length.
-func (b *batch) encode() (vector []unix.Iovec, bytes int) {
+func (b *batch) encode(s stamps) (vector []unix.Iovec, bytes int) {
 	v := b.vector[:0]
 	skip := b.skip
+	b.stamps = s
 	for i, p := range b.packets[:b.n] {
 		h := p.header()
+		if i == 0 && skip > 0 {
+			b.begun.put(&h)
+		} else {
+			s.put(&h)
+		}
 		h.Put(b.headers[i][:])
 		for _, part := range [2][]byte{b.headers[i][:], p.data()} {
 			if skip >= len(part) {
@@ -114,6 +122,9 @@ func (b *batch) putBack(q *queue) {
 		q.unpop(b.packets[i])
 	}
 	q.bound, q.sent = append(q.bound, b.packets[b.done:bound]...), b.rest
+	if q.begun = b.stamps; b.done == 0 && b.skip > 0 {
+		q.begun = b.begun
+	}
 	b.n = b.done
 }
 

@@ -18,10 +18,16 @@ type conn struct {
 	// Used by the receive loop alone.
 	parser  parser
 	adopted bool // added to both epolls
+	lag     lag
+
+	waits  report // how long the peer's packets have waited on their way here
+	waited report // how long this node's have on their way there, as the peer says
+	queued report // how long packets from all hosts wait before the peer's link, as it says
 
 	// Guarded by Transport.mu.
 	queue       queue
 	window      window  // see window.go
+	flow        flow    // see uplink.go
 	weight      float64 // see Weigh
 	finishTag   float64 // virtual time at which its last write finished; see connSet.charge
 	writable    bool    // the kernel has room, as far as is known; false until adopted
@@ -38,6 +44,8 @@ type connSet struct {
 	order       []*conn // by peer
 	lastServed  uint32  // peer of the last write; at first this node's own id
 	link        pace    // of all traffic that leaves this host
+	bound       float64 // what its rate is at most, bytes per second; 0: not known
+	uplink      uplink  // learns its rate
 	virtualTime float64 // start tag of the last write
 
 	waiting int // connections with other hosts that had packets to send at the last choice
@@ -126,6 +134,17 @@ func (t *connSet) choose(now time.Duration) choice {
 func (t *connSet) charge(c *conn, bytes int) {
 	t.virtualTime = max(t.virtualTime, c.finishTag)
 	c.finishTag = t.virtualTime + float64(bytes)/c.weight
+}
+
+// learn adapts the window of a connection, and the pace of all, to the path, after a write. left reports whether
+// the connection has more packets.
+func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
+	c.window.step(now, p)
+	c.flow.acked, c.flow.wait = p.acked, p.queued()
+	t.uplink.observe(now, &c.flow, left)
+	if t.link.rate = t.uplink.limit(); t.link.rate == 0 || t.bound > 0 && t.bound < t.link.rate {
+		t.link.rate = t.bound
+	}
 }
 
 // due is the time at which the pace of the link allows a write to n.

@@ -8,8 +8,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// sink has the methods of Handler that a parser calls.
+// sink is what a parser calls: Began, and methods of Handler.
 type sink interface {
+	Began(h *wire.Header) // a header has arrived
 	Place(peer uint32, h *wire.Header) (Destination, error)
 	Arrived(peer uint32, h *wire.Header, l Destination) error
 }
@@ -95,6 +96,7 @@ func (p *parser) next(c *trainPacket, s sink) error {
 	if err := h.Get(c.next[:]); err != nil {
 		return err
 	}
+	s.Began(h)
 	p.at, p.received = p.at+1, 0
 	if p.at >= p.n {
 		return p.begin(s)

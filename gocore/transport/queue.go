@@ -99,6 +99,7 @@ type queue struct {
 	heap  []*run
 	bound []packet // already popped, in order; the first may be partly written
 	sent  int      // bytes of the first bound packet that were written, header included
+	begun stamps   // of its header, if a part of that was written
 }
 
 func (q *queue) empty() bool { return len(q.heap) == 0 && len(q.bound) == 0 }

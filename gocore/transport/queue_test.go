@@ -146,7 +146,7 @@ func TestQueueAndBatchEqualReference(t *testing.T) {
 			if got := describe(&b); !slices.Equal(got, packets) {
 				t.Fatalf("batch\n%v, expected\n%v", got, packets)
 			}
-			if _, n := b.encode(); n != bytes {
+			if _, n := b.encode(stamps{}); n != bytes {
 				t.Fatalf("batch of %d bytes, expected %d", n, bytes)
 			}
 			if b.clearVector(); slices.ContainsFunc(b.vector[:], func(v unix.Iovec) bool { return v.Base != nil }) {
@@ -211,7 +211,7 @@ func TestDrainDropsEveryRunOnce(t *testing.T) {
 			left[seq] = true
 		}
 		b.fill(&q, batchBytes, train)
-		_, bytes := b.encode()
+		_, bytes := b.encode(stamps{})
 		b.recordWritten(rng.IntN(bytes + 1))
 		for _, p := range b.packets[:b.done] {
 			if p.last() {
@@ -256,7 +256,7 @@ func TestPriorityInheritanceOfAPartlyWrittenPacket(t *testing.T) {
 		t.Errorf("before something more urgent: %d", got)
 	}
 	b.fill(&q, batchBytes, train)
-	if v, bytes := b.encode(); b.n != 3 || bytes != 94+2*65 || *v[0].Base != 0 || v[0].Len != 94 {
+	if v, bytes := b.encode(stamps{}); b.n != 3 || bytes != 94+2*65 || *v[0].Base != 0 || v[0].Len != 94 {
 		t.Errorf("resumed batch of %d packets, %d bytes, begins with %d", b.n, bytes, v[0].Len)
 	}
 }

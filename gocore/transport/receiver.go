@@ -33,9 +33,12 @@ type receiver struct {
 	nextTick time.Time
 	shmConns []*conn // those of conns that use shared memory
 
-	out             writer      // the writer of flush
-	receivedPackets bool        // packets have arrived since the last sleep
-	ownHeader       wire.Header // header for Handler.Local; a field, to avoid an allocation
+	reading         *conn         // whose bytes are parsed
+	readAt          time.Duration // time of the read
+	compared        time.Duration // time of the last comparison of all hosts
+	out             writer        // the writer of flush
+	receivedPackets bool          // packets have arrived since the last sleep
+	ownHeader       wire.Header   // header for Handler.Local; a field, to avoid an allocation
 }
 
 func newReceiver(t *Transport, p *poller) *receiver {
@@ -231,6 +234,7 @@ func (r *receiver) read(c *conn) {
 	for left := bytesPerPass; left > 0; {
 		vector, bytes := c.parser.target(&r.vector)
 		n, errno := r.t.read(c, vector)
+		r.reading, r.readAt = c, r.t.now()
 		clear(vector) // as batch.clearVector
 		switch {
 		case errno == unix.EAGAIN:
@@ -256,7 +260,13 @@ func (r *receiver) read(c *conn) {
 	}
 }
 
-// Place and Arrived implement sink. They count packets.
+// Began, Place and Arrived implement sink. They count packets.
+func (r *receiver) Began(h *wire.Header) {
+	if r.reading.remote && h.Sent != 0 {
+		r.observe(r.reading, r.readAt, h)
+	}
+}
+
 func (r *receiver) Place(peer uint32, h *wire.Header) (Destination, error) {
 	return r.t.handler.Place(peer, h)
 }

@@ -5,6 +5,7 @@ import "sync/atomic"
 // Stats holds counters of the data plane since Listen.
 type Stats struct {
 	Lanes           int    `json:"lanes"`
+	LinkRate        uint64 `json:"link_rate"`        // bit/s of TCP payload that this node's link sends, as measured; 0: not known
 	BytesSent       uint64 `json:"bytes_sent"`       // payload, without packets of this node to itself
 	BytesReceived   uint64 `json:"bytes_received"`   // likewise
 	PacketsSent     uint64 `json:"packets_sent"`     // whole ones
@@ -26,12 +27,23 @@ type counters struct {
 // Stats reads the counters of all lanes.
 func (t *Transport) Stats() Stats {
 	c := t.count
+	rate := t.learnedRate()
+	for _, l := range t.others() {
+		rate += l.learnedRate()
+	}
 	return Stats{
-		Lanes:     1 + len(t.others()),
+		Lanes: 1 + len(t.others()), LinkRate: uint64(8 * rate),
 		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
 		PacketsSent: c.packetsSent.Load(), PacketsReceived: c.packetsReceived.Load(),
 		PacketsLocal: c.packetsLocal.Load(),
 		Writes:       c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
 		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(),
 	}
+}
+
+// learnedRate is what the link sends of this lane, in bytes per second.
+func (t *Transport) learnedRate() float64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.conns.uplink.learned()
 }

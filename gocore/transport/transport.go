@@ -45,6 +45,7 @@ type Transport struct {
 	receiver    *receiver
 	sys         system
 	count       *counters // common to all lanes
+	queue       report    // before the link of this host, by packets that arrive
 
 	handshakeTimeout time.Duration // from accept to the answer
 	accepting        *pending      // handshakes that peers began
@@ -178,7 +179,7 @@ func (t *Transport) start(self Identity, expect map[uint32]uint64, linkRate floa
 	}
 	t.self, t.handler = self, h
 	t.mu.expect = maps.Clone(expect)
-	t.mu.conns.link.rate = linkRate
+	t.mu.conns.bound, t.mu.conns.link.rate = linkRate, linkRate
 	t.mu.conns.lastServed = self.ID
 	t.mu.started = true
 	if t.listener != nil {

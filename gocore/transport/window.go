@@ -55,12 +55,6 @@ type window struct {
 	trip    time.Duration // recent round trip
 }
 
-// path is what the kernel says of a path.
-type path struct {
-	shortest time.Duration // round trip that was seen, as a rule while the queues were empty
-	mean     time.Duration // of recent round trips
-}
-
 // due reports whether a step is due, for which the path is read.
 func (w *window) due(now time.Duration) bool {
 	return now-w.stepped >= max(stepTime, w.trip)
@@ -93,16 +87,6 @@ func (w *window) bound() int {
 		return maxWindow
 	}
 	return w.size
-}
-
-// readPath reads the TCP_INFO of a socket.
-func readPath(fd int) (p path, ok bool) {
-	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil {
-		return path{}, false
-	}
-	shortest := time.Duration(min(info.Min_rtt, info.Rtt)) * time.Microsecond
-	return path{shortest: shortest, mean: time.Duration(info.Rtt) * time.Microsecond}, true
 }
 
 // apply limits the bytes that the socket holds. The kernel doubles the value, for its own

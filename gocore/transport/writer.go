@@ -52,7 +52,7 @@ func (w *writer) finish() (wake *poller) {
 	if c.remote {
 		t.mu.conns.link.spend(w.now, w.wrote)
 		if w.measured {
-			c.window.step(w.now, w.path)
+			t.mu.conns.learn(w.now, c, w.path, !c.queue.empty() || w.full)
 		}
 		c.window.refused = c.window.refused || w.full
 	}
@@ -83,7 +83,12 @@ func (w *writer) transmit() {
 	if w.adapt(); w.broken != nil {
 		return
 	}
-	vector, bytes := w.batch.encode()
+	var s stamps
+	if c.remote {
+		queue, _ := w.t.queue.get(w.now, freshTime)
+		s = c.stamps(w.now, queue)
+	}
+	vector, bytes := w.batch.encode(s)
 	n, errno := w.t.write(c, vector)
 	w.batch.clearVector()
 	switch errno {
@@ -113,6 +118,8 @@ func (w *writer) adapt() {
 	}
 	if c.window.due(w.now) {
 		w.path, w.measured = readPath(c.fd)
+		w.path.wait, w.path.waitKnown = c.waited.get(w.now, freshTime)
+		w.path.there, _ = c.queued.get(w.now, freshTime)
 	}
 }
 

@@ -85,6 +85,9 @@ type Header struct {
 	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of the payload that follows
 	LearningRate float32
+	Sent         uint32 // the sender's clock in us, modulo 2^32, when the packet was written to another host; 0: not set
+	Waited       uint32 // how long the last packets of the other direction have waited on their way, in us plus 1; 0: not known
+	Queue        uint16 // how long packets of all hosts wait before the link of the sender of this one, in 10 us
 }
 
 // Put encodes h into b[:HeaderBytes].
@@ -96,8 +99,10 @@ func (h *Header) Put(b []byte) {
 	le.PutUint32(b[8:], h.Tensor)
 	le.PutUint32(b[12:], h.Packet)
 	le.PutUint32(b[16:], h.Run)
-	le.PutUint32(b[20:], 0) // reserved, as are b[32:40]
-	le.PutUint64(b[32:], 0)
+	le.PutUint32(b[20:], h.Sent)
+	le.PutUint32(b[32:], h.Waited)
+	le.PutUint16(b[36:], h.Queue)
+	le.PutUint16(b[38:], 0) // reserved
 	le.PutUint32(b[40:], uint32(h.Priority))
 	switch h.Kind {
 	case Contrib, Empty:
@@ -140,6 +145,7 @@ func (h *Header) Get(b []byte) error {
 		Priority: int32(le.Uint32(b[40:])), Ahead: le.Uint16(b[46:]),
 		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
 		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
+		Sent:         le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]),
 	}
 	switch number, detail := le.Uint64(b[24:]), le.Uint16(b[44:]); h.Kind {
 	case Contrib, Empty:
@@ -149,7 +155,7 @@ func (h *Header) Get(b []byte) error {
 	default:
 		h.Round, h.Contributors = number, detail
 	}
-	if le.Uint32(b[20:]) != 0 || le.Uint64(b[32:]) != 0 {
+	if le.Uint16(b[38:]) != 0 {
 		return fmt.Errorf("reserved bytes of a header of kind %d are not zero", h.Kind)
 	}
 	return h.check()
@@ -214,7 +220,7 @@ func (h *Header) checkKind() error {
 		}
 	case Goodbye:
 		if h.WireLen != 0 {
-			return fmt.Errorf("goodbye or rate with %d bytes", h.WireLen)
+			return fmt.Errorf("goodbye with %d bytes", h.WireLen)
 		}
 	case Ask, Answer:
 		return h.checkAsk()

@@ -30,6 +30,10 @@ class Stats:
     lanes: int
     """Threads that send, receive and sum, each with its own connections; 0 for a worker that runs alone."""
 
+    link_rate: int
+    """Bits per second that this node's link sends, headers of Ethernet and TCP left out, as measured while packets to
+    all other nodes waited for it; 0: not known, since they have not, or because measurements differed."""
+
     bytes_sent: int
     """Bytes of payload that were sent to other nodes. A worker that sums for others sends sums, too."""
 

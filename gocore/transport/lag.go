@@ -1,0 +1,125 @@
+package transport
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"fptps/gocore/wire"
+)
+
+// A round trip waits in the queues of both directions. Where both are full, a window that
+// goes by round trips takes the other direction's queue for its own, and leaves its link idle. So each
+// header with another host carries the time at which it was written, by the sender's clock. The receiver
+// compares it with its own clock, and reports in the headers of the other direction how long
+// packets have waited on their way.
+
+const (
+	// Clocks of hosts differ, and drift apart by up to 20 us a second. So only differences from the
+	// shortest way count, which is that of the last leastTime to twice that.
+	leastTime = 30 * time.Second
+	// freshTime is how long a report is used. With 16 hosts at 100 Mbit/s a connection carries a packet every 20 ms.
+	freshTime = 100 * time.Millisecond
+	// A host counts as one that sends for sendingTime after a packet.
+	sendingTime = 30 * time.Millisecond
+	// compareTime is the least time between two comparisons of all hosts.
+	compareTime = time.Millisecond
+	queueUnit   = 10 * time.Microsecond // of wire.Header.Queue
+	// longestWait bounds what a report says: a peer may send anything.
+	longestWait = time.Second
+	// waitGain is the weight of one packet in the mean, as of TCP's round trips.
+	waitGain = 8
+)
+
+// lag measures how much longer than at best the packets of one connection are on their way
+// here. The receive loop alone uses it.
+type lag struct {
+	known  bool
+	offset uint32   // the first packet's arrival, by this clock, less its start, by the peer's; in us, modulo 2^32
+	least  [2]int32 // the shortest way less the first, in us: of the present interval, and of the last
+	began  time.Duration
+	mean   int32 // us
+}
+
+// arrived returns how long packets have recently waited.
+func (l *lag) arrived(now time.Duration, sent uint32) time.Duration {
+	way := clock(now) - sent - l.offset
+	if !l.known {
+		*l = lag{known: true, offset: way, began: now}
+		return 0
+	}
+	if now-l.began >= leastTime {
+		l.least, l.began = [2]int32{int32(way), l.least[0]}, now
+	}
+	l.least[0] = min(l.least[0], int32(way))
+	wait := int32(way) - min(l.least[0], l.least[1])
+	wait = min(max(0, wait), int32(longestWait/time.Microsecond)) // below 0 only by an overflow, with a peer's nonsense
+	l.mean += (wait - l.mean) / waitGain
+	return time.Duration(l.mean) * time.Microsecond
+}
+
+// report is a wait that one thread writes and others read: the us plus 1 in the lower half, the time in the upper.
+type report struct{ word atomic.Uint64 }
+
+func (r *report) set(now, wait time.Duration) {
+	wait = min(wait, longestWait)
+	r.word.Store(uint64(clock(now))<<32 | uint64(wait/time.Microsecond+1))
+}
+
+// get returns a wait that is not older than age.
+func (r *report) get(now, age time.Duration) (wait time.Duration, ok bool) {
+	word := r.word.Load()
+	if word == 0 || clock(now)-uint32(word>>32) > uint32(age/time.Microsecond) {
+		return 0, false
+	}
+	return time.Duration(uint32(word)-1) * time.Microsecond, true
+}
+
+// clock is a time in us, modulo 2^32.
+func clock(now time.Duration) uint32 { return uint32(now / time.Microsecond) }
+
+// stamps are the fields of a header by which two hosts observe the path between them.
+type stamps struct {
+	sent, waited uint32
+	queue        uint16
+}
+
+// stamps returns those of packets that are written now. queue is what all packets to this host wait at least.
+func (c *conn) stamps(now, queue time.Duration) stamps {
+	s := stamps{sent: max(1, clock(now)), queue: uint16(queue / queueUnit)}
+	if wait, ok := c.waits.get(now, freshTime); ok {
+		s.waited = uint32(wait/time.Microsecond) + 1
+	}
+	return s
+}
+
+// put sets the fields.
+func (s stamps) put(h *wire.Header) { h.Sent, h.Waited, h.Queue = s.sent, s.waited, s.queue }
+
+// observe takes the fields of a header that has just arrived from another host.
+func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
+	c.waits.set(now, c.lag.arrived(now, h.Sent))
+	if h.Waited != 0 {
+		c.waited.set(now, time.Duration(h.Waited-1)*time.Microsecond)
+	}
+	c.queued.set(now, time.Duration(h.Queue)*queueUnit)
+	if now-r.compared >= compareTime {
+		r.compared = now
+		r.t.queue.set(now, r.queue(now))
+	}
+}
+
+// queue is the time that packets wait before the link of this host: the shortest wait of
+// those from all hosts that send at present. With a single one it is not known, and 0: the queue may be before that one's link.
+func (r *receiver) queue(now time.Duration) time.Duration {
+	senders, least := 0, longestWait
+	for _, c := range r.conns {
+		if wait, ok := c.waits.get(now, sendingTime); ok && c.remote {
+			senders, least = senders+1, min(least, wait)
+		}
+	}
+	if senders < 2 {
+		return 0
+	}
+	return min(least, math.MaxUint16*queueUnit)
+}

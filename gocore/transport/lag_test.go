@@ -1,0 +1,145 @@
+package transport
+
+import (
+	"bytes"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+	"unsafe"
+
+	"fptps/gocore/wire"
+)
+
+// path of packets from a peer whose clock has an offset and runs too fast or too slowly.
+type drifting struct {
+	lag    lag
+	offset uint32
+	drift  float64
+}
+
+// send returns the wait that is reported after packets that wait so long have been sent, one each ms, from one time to another.
+func (d *drifting) send(from, to, wait time.Duration) (reported time.Duration) {
+	for at := from; at < to; at += ms {
+		sent := clock(time.Duration(float64(at)*(1+d.drift))) + d.offset
+		reported = d.lag.arrived(at+ms/10+wait, sent)
+	}
+	return reported
+}
+
+func TestLag(t *testing.T) {
+	for _, offset := range []uint32{0, 1, math.MaxUint32 - 3, 1 << 31, 1<<31 - 1} {
+		for _, drift := range []float64{0, 20e-6, -20e-6} {
+			d := drifting{offset: offset, drift: drift}
+			slack := ms/100 + time.Duration(math.Abs(drift)*float64(2*leastTime)) // what the drift adds up to
+			d.send(0, time.Second, 0)
+			for at, wait := range []time.Duration{5 * ms, 0, 20 * ms, 3 * ms} {
+				from := time.Second * time.Duration(1+10*at)
+				if got := d.send(from, from+9*time.Second, wait); got < wait-slack || got > wait+slack {
+					t.Errorf("offset %d, drift %g: %v reported, %v waited", offset, drift, got, wait)
+				}
+			}
+		}
+	}
+}
+
+// The first packets may have waited, and the path may become longer: what counts is the shortest way of the last minute.
+func TestLagForgetsTheShortestWay(t *testing.T) {
+	var d drifting
+	d.send(0, time.Second, 5*ms)
+	if got := d.send(time.Second, 2*time.Second, 5*ms); got != 0 {
+		t.Errorf("all packets took the same time, but %v is reported", got)
+	}
+	d.send(2*time.Second, 3*time.Second, 0)
+	if got := d.send(3*time.Second, 4*time.Second, 5*ms); got < 4*ms {
+		t.Errorf("a shorter way was seen, but %v is reported", got)
+	}
+	if got := d.send(4*time.Second, 4*time.Second+2*leastTime+ms, 5*ms); got > ms/100 {
+		t.Errorf("the way is longer since a minute, but %v is reported", got)
+	}
+}
+
+// A peer may send any times.
+func TestLagOfNonsense(t *testing.T) {
+	var l lag
+	rng := rand.New(rand.NewPCG(3, 4))
+	now := time.Duration(0)
+	for range 100_000 {
+		now += time.Duration(rng.Int64N(int64(10 * ms)))
+		if got := l.arrived(now, rng.Uint32()); got < 0 || got > longestWait {
+			t.Fatalf("%v reported", got)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	var r report
+	if _, ok := r.get(0, freshTime); ok {
+		t.Error("a report that nobody has made")
+	}
+	for _, wait := range []time.Duration{0, 3 * ms, longestWait} {
+		now := time.Duration(math.MaxUint32)*time.Microsecond - ms // the clock wraps
+		r.set(now, wait)
+		if got, ok := r.get(now+freshTime, freshTime); !ok || got != wait {
+			t.Errorf("%v, %v, expected %v", got, ok, wait)
+		}
+		if _, ok := r.get(now+freshTime+ms, freshTime); ok {
+			t.Error("an old report is used")
+		}
+	}
+	if r.set(0, time.Hour); r.word.Load() != uint64(longestWait/time.Microsecond)+1 {
+		t.Errorf("an hour is stored as %x", r.word.Load())
+	}
+}
+
+// A header does not change once a part of it is written, though the times of later packets do.
+func TestStampsOfAPartlyWrittenHeader(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	var q queue
+	var batches [2]batch // two threads take turns
+	for seq := range uint64(300) {
+		r := new(run)
+		r.init(&Outgoing{Header: contrib(1, int32(rng.IntN(3))), Data: make([]byte, 4)}, seq, ByPacket)
+		q.push(r)
+	}
+	var stream bytes.Buffer
+	for time := uint32(1); !q.empty(); time++ {
+		b := &batches[time%2]
+		b.fill(&q, 1000, train)
+		vector, n := b.encode(stamps{time, time, uint16(time)})
+		n = rng.IntN(min(n, 150) + 1)
+		left := n
+		for _, v := range vector {
+			part := min(left, int(v.Len))
+			stream.Write(unsafe.Slice(v.Base, part))
+			left -= part
+		}
+		b.recordWritten(n)
+		b.putBack(&q)
+	}
+	var h wire.Header
+	for last := uint32(0); stream.Len() > 0; last = h.Sent {
+		if err := h.Get(stream.Next(wire.HeaderBytes)); err != nil || h.Sent < last || h.Waited != h.Sent || h.Queue != uint16(h.Sent) {
+			t.Fatalf("%+v after a header of %d: %v", h, last, err)
+		}
+		stream.Next(int(h.WireLen))
+	}
+}
+
+// Each of two hosts learns how long its packets wait.
+func TestHostsReportWaits(t *testing.T) {
+	nodes := mesh(t, func(n *node) { n.sys.isRemote = func(stream) bool { return true } }, 8, 9)
+	reports := func(n *node, peer uint32) bool {
+		n.mu.Lock()
+		c := n.mu.conns.byPeer[peer]
+		n.mu.Unlock()
+		return c.waited.word.Load() != 0
+	}
+	// A header reports what arrived in the last 20 ms: on a busy machine one answer may come too late.
+	for round := 1; !reports(nodes[0], 9) || !reports(nodes[1], 8); round++ {
+		for i, n := range nodes { // each sends when the other's packets have arrived
+			n.Send(nodes[1-i].id, Outgoing{Header: contrib(1, 0), Data: make([]byte, 4)})
+			nodes[1-i].h.untilArrived(t, round)
+		}
+	}
+}
