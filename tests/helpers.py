@@ -84,9 +84,10 @@ class Gate:
         return said
 
     def open(self, answer=None):
-        """Lets those that wait go on."""
+        """Lets those that wait go on. A process that the test has killed may have ended already."""
         for connection in self._waiting:
-            connection.send(answer)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(answer)
             connection.close()
         self._waiting.clear()
 
