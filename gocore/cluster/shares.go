@@ -8,25 +8,27 @@ import (
 	"fptps/gocore/plan"
 )
 
-// Until more is known, all links are taken to be equal, and to decide how long a round takes. The
-// rates are in bytes per second.
+// Until more is known, all links are taken to be equal, and to decide how long a round takes: nodes
+// add up faster. The rates are in bytes per second.
 const (
 	equalLink = 1e9 / 8
 	fastSums  = 1000 * equalLink
-	// A worker trains beside. This much limits it only where links do not: of two workers, whose
-	// links carry the same whatever their shares, each gets 1/4 of the summing and a server 1/2.
-	workerSums = equalLink / 2
 )
 
 // divideSumming gives a share of the summing to each member that has set none. If no member has, the
-// shares are those that make a round shortest over links of equal rates. If one has, the
-// others' are 1 on servers; on workers 0, or 1 without servers.
+// shares are those that make a round shortest over links of equal rates. If one has, or all are on one host and use no
+// link, the others' are 1 on servers; on workers 0, or 1 without servers.
 func (s *Scheduler) divideSumming() {
 	members := make([]*member, 0, len(s.members))
 	for _, id := range s.ids() {
 		members = append(members, s.members[id])
 	}
-	if !slices.ContainsFunc(members, func(m *member) bool { return m.Share != Unset }) && s.shareEqualLinks(members) {
+	view := s.makeView()
+	tensors := s.c.Workers > 1 && !view.Classic() && !view.PSLite()
+	linked := slices.ContainsFunc(members, func(m *member) bool { return m.Host != members[0].Host })
+	isSet := slices.ContainsFunc(members, func(m *member) bool { return m.Share != Unset })
+	if tensors && linked && !isSet {
+		s.shareLinks(members)
 		return
 	}
 	servers := slices.ContainsFunc(members, func(m *member) bool { return m.Role == RoleServer })
@@ -41,16 +43,12 @@ func (s *Scheduler) divideSumming() {
 	}
 }
 
-// shareEqualLinks reports false if no two workers have anything to sum. Servers sum alone where that takes no longer.
-func (s *Scheduler) shareEqualLinks(members []*member) bool {
-	if s.c.Workers < 2 {
-		return false
-	}
+// shareLinks divides the summing as equal links demand. Servers sum alone where that takes no longer.
+func (s *Scheduler) shareLinks(members []*member) {
 	all := hosts(members)
 	best, err := balance.Plan(all)
 	if err != nil {
-		s.do(Note{Text: fmt.Sprintf("shares of the summing are those of servers alone: %v", err)})
-		return false
+		panic(err) // capacities are constants, ids are distinct, and there are workers
 	}
 	shortest, _ := balance.Time(all, best)
 	var servers []plan.Share
@@ -68,27 +66,25 @@ func (s *Scheduler) shareEqualLinks(members []*member) bool {
 	for _, share := range best {
 		s.members[int(share.Node)].Share = int(share.Share)
 	}
-	return true
+	for _, m := range members {
+		if m.Role == RoleServer && m.Share == 0 {
+			s.do(Note{Text: fmt.Sprintf("%s sums nothing: the workers' links carry as much whether it does or not. FPTPS_SHARE=1 on it, and 0 on workers, leaves the summing to it", Name(m.ID))})
+		}
+	}
 }
 
-// hosts lists the links and the members behind them: one for each address, or, where all members have the same
-// address and use no link, one for each member.
+// hosts lists the links, one for each address, and the members behind them.
 func hosts(members []*member) []balance.Host {
 	var list []balance.Host
 	index := map[string]int{}
-	one := !slices.ContainsFunc(members, func(m *member) bool { return m.Host != members[0].Host })
 	for _, m := range members {
-		node := balance.Node{ID: uint32(m.ID), Sums: fastSums}
-		if m.Role == RoleWorker {
-			node.Worker, node.Sums = true, workerSums
-		}
 		i, known := index[m.Host]
-		if !known || one {
+		if !known {
 			i = len(list)
 			index[m.Host] = i
 			list = append(list, balance.Host{Up: equalLink, Down: equalLink})
 		}
-		list[i].Nodes = append(list[i].Nodes, node)
+		list[i].Nodes = append(list[i].Nodes, balance.Node{ID: uint32(m.ID), Worker: m.Role == RoleWorker, Sums: fastSums})
 	}
 	return list
 }

@@ -11,7 +11,7 @@ import (
 // sharesOf is what the scheduler divides among workers and servers, as "servers; workers". set holds the
 // shares that nodes have set, by name.
 func sharesOf(workers, servers int, host func(id int) string, set map[string]int) string {
-	s := &Scheduler{c: Config{Workers: workers, Servers: servers}, members: map[int]*member{}}
+	s := &Scheduler{self: Member{Role: RoleScheduler, Protocol: Protocol}, c: Config{Workers: workers, Servers: servers}, members: map[int]*member{}}
 	var names [2][]int
 	add := func(role Role, id, kind int) {
 		share, isSet := set[Name(id)]
@@ -39,13 +39,12 @@ func sharesOf(workers, servers int, host func(id int) string, set map[string]int
 
 func TestSharesOfEqualLinks(t *testing.T) {
 	apart := func(id int) string { return fmt.Sprintf("10.0.0.%d", id) }
-	together := func(int) string { return "10.0.0.1" }
 	for _, tc := range []struct {
 		workers, servers int
 		want             string
 	}{
 		{1, 0, "; 1"}, {2, 0, "; 1 1"}, {5, 0, "; 1 1 1 1 1"}, {1, 1, "1; 0"}, {2, 2, "1 1; 0 0"}, {2, 4, "1 1 1 1; 0 0"}, {0, 2, "1 1; "},
-		{2, 1, "2; 1 1"},             // 1/2 and 1/4
+		{2, 1, "0; 1 1"},             // the workers' links carry the same whatever their shares
 		{3, 1, "2; 1 1 1"},           // 2/5 and 1/5
 		{4, 1, "2; 1 1 1 1"},         // 1/3 and 1/6
 		{4, 2, "3 3; 1 1 1 1"},       // 3/10 and 1/10
@@ -54,8 +53,15 @@ func TestSharesOfEqualLinks(t *testing.T) {
 		if got := sharesOf(tc.workers, tc.servers, apart, nil); got != tc.want {
 			t.Errorf("%d workers and %d servers: %s, want %s", tc.workers, tc.servers, got, tc.want)
 		}
-		if got := sharesOf(tc.workers, tc.servers, together, nil); got != tc.want {
-			t.Errorf("%d workers and %d servers on one host: %s, want %s", tc.workers, tc.servers, got, tc.want)
+	}
+}
+
+// On one host no link is used: servers sum, and leave the processor's time of workers to the training.
+func TestSharesOnOneHost(t *testing.T) {
+	host := func(int) string { return "10.0.0.1" }
+	for want, sizes := range map[string][2]int{"1; 0 0": {2, 1}, "1 1; 0 0 0 0": {4, 2}, "; 1 1": {2, 0}, "1 1; 0": {1, 2}} {
+		if got := sharesOf(sizes[0], sizes[1], host, nil); got != want {
+			t.Errorf("%v workers and servers: %s, want %s", sizes, got, want)
 		}
 	}
 }
@@ -68,8 +74,8 @@ func TestSharesOfNodesOnOneHost(t *testing.T) {
 		}
 		return fmt.Sprintf("workers %d", (id-wire.WorkerID(0))/4)
 	}
-	// The links of the workers carry two models whatever their shares, so that summing decides.
-	if got := sharesOf(4, 1, host, nil); got != "2; 1 1 1 1" {
+	// The links of the workers carry two models whatever their shares.
+	if got := sharesOf(4, 1, host, nil); got != "0; 1 1 1 1" {
 		t.Errorf("shares %s", got)
 	}
 }

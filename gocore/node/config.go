@@ -92,7 +92,7 @@ var Settings = []Setting{
 		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},
 	{Name: "FPTPS_TIMEOUT", Default: "60", Unit: "seconds", Doc: "How long a node tries to join. On a worker also the bound of every wait without a timeout of its own; `KVWorker(timeout=)` overrides it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.JoinTimeout })},
-	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, an integer relative to the others'. If no node has one, the shares follow from the numbers of workers and servers; else the default is 1 on a server, and on a worker 1 if there are no servers, else 0.",
+	{Name: "FPTPS_SHARE", Doc: "This node's share of the summing, an integer relative to the others'. If no node has one, and the nodes are on several hosts, the workers sum what fewer servers cannot carry; else the default is 1 on a server, and on a worker 1 if there are no servers, else 0.",
 		parse: integer(0, wire.MaxShare, func(c *Config) *int { return &c.Share })},
 	{Name: "DMLC_WORKER_ID", Doc: "The rank that a worker asks for. Default: the scheduler orders workers by host and port.", parse: rank(cluster.RoleWorker)},
 	{Name: "DMLC_SERVER_ID", Doc: "The same for a server.", parse: rank(cluster.RoleServer)},
