@@ -21,6 +21,8 @@ from click.testing import CliRunner
 from helpers import in_threads
 from on_testbed import COMMAND, environment, needs_network, run
 
+from fptps._bench.bound import PAYLOAD
+
 PUSH = """
 import os, socket, sys
 import numpy as np
@@ -48,6 +50,25 @@ def push(count, gate=""):
     return [sys.executable, "-c", PUSH, str(count), gate]
 
 
+LEARN = """
+import numpy as np
+import fptps
+
+with fptps.KVWorker() as kv:
+    gradient = np.ones(1_500_000, np.float32)
+    kv.init(0, np.zeros_like(gradient))
+    rates = [0]
+    for _ in range(100):
+        if min(rates) > 0:
+            break
+        kv.push_pull(0, gradient).result()
+        rates = kv.allgather_object(kv.stats().link_rate)
+    if kv.rank == 0:
+        print(*rates)
+"""
+"""A program that sums 6 MB again and again until each worker has learned its link's rate, and prints the rates."""
+
+
 def most_in_a_second(samples, link):
     """The most bytes that a link carried within a second."""
     most = 0
@@ -72,6 +93,15 @@ def test_sums_over_links_of_different_rates(rate, sends):
         assert 17e6 < last.carried[link] < 45e6  # two sums of 10 MB, perhaps the first value, headers, repeats
         assert most_in_a_second(bed.record.samples, link) <= bits_per_second / 8 + BURST_BYTES
     assert set(bed.record.drops) == set(last.rates)
+
+
+@needs_network
+def test_the_rates_of_links_are_learned():
+    with testbed.TestBed(2, 0, "60mbit") as bed:
+        code, out, err = run(bed, [sys.executable, "-c", LEARN])
+    assert code == 0, err
+    rates = [int(rate) / PAYLOAD for rate in out.split()[2:]]
+    assert rates == pytest.approx([60e6, 60e6], rel=0.1)
 
 
 @needs_network

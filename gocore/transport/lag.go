@@ -84,7 +84,7 @@ type stamps struct {
 	queue        uint16
 }
 
-// stamps returns those of packets that are written now. queue is what all packets to this host wait at least.
+// stamps returns the stamps of packets that are written now. queue is the least time that packets to this host wait.
 func (c *conn) stamps(now, queue time.Duration) stamps {
 	s := stamps{sent: max(1, clock(now)), queue: uint16(queue / queueUnit)}
 	if wait, ok := c.waits.get(now, freshTime); ok {
@@ -109,8 +109,8 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 	}
 }
 
-// queue is the time that packets wait before the link of this host: the shortest wait of
-// those from all hosts that send at present. With a single one it is not known, and 0: the queue may be before that one's link.
+// queue is the time that packets wait before the link of this host: the shortest wait among
+// all hosts that send at present. With a single sender it is 0, because the queue may be before that sender's link.
 func (r *receiver) queue(now time.Duration) time.Duration {
 	senders, least := 0, longestWait
 	for _, c := range r.conns {

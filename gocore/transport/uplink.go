@@ -8,14 +8,14 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A node learns what its own link carries, in this direction: where packets to all its peers have waited
+// A node learns what its own link sends: where packets to all its peers have waited
 // for a while, the link was never idle, and the bytes that were acknowledged meanwhile are its rate.
 //
 // Windows keep the queue before a link short, but not empty: an urgent packet waits there for 2 ms
-// and more. With a single peer a node that knows its link's rate stays a little below, so that there is no
-// queue at all, and now and then tries whether there is more. With several peers it does not: each of
-// them waits for packets of the others too, and the queue keeps the link busy meanwhile.
-// Four workers and a server train 10% faster so.
+// and more. A node with a single peer that knows its link's rate stays a little below, so that there is no
+// queue at all, and now and then tries whether the link sends more. With several peers nothing is limited: nodes that sum for
+// each other wait for each other's packets, and the queue keeps their links busy meanwhile. (With a
+// limit, four workers and a server take 10% longer.)
 const (
 	// A queue of standTime is never empty between two writes.
 	standTime = 500 * time.Microsecond
