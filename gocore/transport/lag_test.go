@@ -143,3 +143,32 @@ func TestHostsReportWaits(t *testing.T) {
 		}
 	}
 }
+
+// The queue before a host's link is what packets from all others wait, if there are several.
+func TestQueueBeforeTheReceiver(t *testing.T) {
+	const now = time.Second
+	conns := func(waits ...time.Duration) *receiver {
+		r := &receiver{conns: map[uint32]*conn{}}
+		for i, wait := range waits {
+			r.conns[uint32(i)] = &conn{remote: true}
+			r.conns[uint32(i)].waits.set(now, wait)
+		}
+		return r
+	}
+	silent := conns(3*ms, 2*ms, 0)
+	silent.conns[2].waits.set(now-sendingTime-ms, 0)
+	near := conns(3*ms, 2*ms, 0)
+	near.conns[2].remote = false
+	for name, tc := range map[string]struct {
+		r    *receiver
+		want time.Duration
+	}{
+		"nobody": {conns(), 0}, "a single one": {conns(3 * ms), 0}, "two": {conns(3*ms, 2*ms), 2 * ms},
+		"one does not wait": {conns(3*ms, 2*ms, 0), 0}, "one has sent nothing for a while": {silent, 2 * ms},
+		"one is on this host": {near, 2 * ms}, "too long for a header": {conns(time.Hour, time.Hour), math.MaxUint16 * queueUnit},
+	} {
+		if got := tc.r.queue(now); got != tc.want {
+			t.Errorf("%s: %v, expected %v", name, got, tc.want)
+		}
+	}
+}

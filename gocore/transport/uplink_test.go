@@ -213,3 +213,99 @@ func TestUplinkOfFlowsThatDoNotWait(t *testing.T) {
 		t.Errorf("%d flows are active, only one has sent for 100 ms", len(u.active))
 	}
 }
+
+// After a measurement the queue is emptied, then there is none; now and then the link is tried.
+func TestUplinkLimits(t *testing.T) {
+	f := &flow{wait: 2 * ms}
+	u := uplink{active: []*flow{f}, rates: []float64{100, 100}}
+	u.last = time.Second
+	u.settle(time.Second, 100)
+	expect := func(name string, want float64) {
+		t.Helper()
+		if got := u.limit(); math.Abs(got-want) > 0.01 {
+			t.Errorf("%s: %v, expected %v", name, got, want)
+		}
+	}
+	expect("a queue of 2 ms", 90)
+	f.wait = 0
+	now := time.Second
+	run := func(d time.Duration, waiting bool) {
+		for end := now + d; now < end; {
+			now += ms
+			u.observe(now, f, waiting)
+		}
+	}
+	run(21*ms, true)
+	expect("the queue is gone", 98)
+	run(time.Second, true)
+	expect("after a second", 110)
+	run(tryTime, true)
+	expect("no queue", 125*tryGain)
+	run(time.Minute, false)
+	expect("nothing to send, so no peer", 0)
+}
+
+// Packets that wait elsewhere, such as for a slow process of the peer, do not make the rate fall and fall.
+func TestUplinkIsNotLimitedByItsOwnLimit(t *testing.T) {
+	const rate = 1e8
+	f := &flow{wait: ms}
+	u := uplink{active: []*flow{f}, rates: []float64{rate, rate}}
+	u.settle(0, rate)
+	for now := ms; now < 10*time.Second; now += ms {
+		f.acked += uint64(min(u.limit(), rate) * ms.Seconds())
+		u.observe(now, f, true)
+		if u.rate != 0 && u.rate < 0.95*rate {
+			t.Fatalf("after %v: %.3g of %.3g bytes/s", now, u.rate, rate)
+		}
+	}
+}
+
+// A measurement adds up flows that are observed at different times, and some of them once.
+func TestUplinkMeasures(t *testing.T) {
+	mb := func(n float64) uint64 { return uint64(n * (1 << 20)) }
+	whole := &flow{markAt: 0, at: 100 * ms, acked: mb(10)}
+	half := &flow{markAt: 50 * ms, at: 100 * ms, markAcked: mb(1), acked: mb(6)}
+	once := &flow{markAt: 90 * ms, at: 90 * ms, markAcked: mb(5), acked: mb(5)}
+	late := &flow{markAt: 90 * ms, at: 100 * ms, acked: mb(1)}
+	before := &flow{measurement: -1, acked: mb(1000)}
+	for _, tc := range []struct {
+		name  string
+		flows []*flow
+		want  uint64
+	}{
+		{"all the time", []*flow{whole}, mb(100)},
+		{"half of it", []*flow{whole, half}, mb(200)},
+		{"observed once", []*flow{whole, once}, mb(100)},
+		{"at the end", []*flow{whole, late}, mb(110)},
+		{"not at all", []*flow{whole, before}, mb(100)},
+	} {
+		u := uplink{active: tc.flows}
+		if rate, ok := u.measured(100 * ms); !ok || math.Abs(rate/float64(tc.want)-1) > 0.001 {
+			t.Errorf("%s: %.4g, %v, expected %.4g", tc.name, rate, ok, float64(tc.want))
+		}
+		if _, ok := u.measured(measureTime - 1); ok {
+			t.Errorf("%s: measured too early", tc.name)
+		}
+	}
+	few := uplink{active: []*flow{{at: 100 * ms, acked: measureBytes - 1}}}
+	if _, ok := few.measured(100 * ms); ok {
+		t.Error("measured by too few bytes")
+	}
+}
+
+// What a user has said is the most, whatever is learned.
+func TestLearnedRateAndBound(t *testing.T) {
+	for _, tc := range []struct{ bound, learned, want float64 }{
+		{0, 0, 0}, {50, 0, 50}, {0, 100, 98}, {50, 100, 50}, {200, 100, 98},
+	} {
+		c := &conn{remote: true}
+		s := connSet{bound: tc.bound}
+		if tc.learned > 0 {
+			s.uplink.rate, s.uplink.rates = tc.learned, []float64{tc.learned}
+		}
+		s.learn(ms, c, path{shortest: ms, mean: ms}, true)
+		if math.Abs(s.link.rate-tc.want) > 0.01 {
+			t.Errorf("%+v: the limit is %v", tc, s.link.rate)
+		}
+	}
+}

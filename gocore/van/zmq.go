@@ -27,8 +27,8 @@ const (
 	sendQueue = 1 << 20
 	// maxSockets is one for every node (2 x wire.MaxWorkers), and room for guests.
 	maxSockets = 8192
-	// The kernel probes silent connections, so that one ends when its other end has vanished.
-	keepAliveIdle, keepAliveInterval, keepAliveCount = 5, 5, 2 // seconds, seconds, probes
+	// The kernel probes silent connections, so that one ends when its other end has vanished. A few lost probes end none.
+	keepAliveIdle, keepAliveInterval, keepAliveCount = 1, 1, 9 // seconds, seconds, probes
 	// vanishTime is how long sent data may stay unacknowledged before the connection ends: the host is gone then.
 	vanishTime = 10 * time.Second
 )
