@@ -213,17 +213,19 @@ func TestSocketsHaveWindows(t *testing.T) {
 		worker.mu.Lock()
 		fd := worker.mu.conns.byPeer[8].fd
 		worker.mu.Unlock()
-		wanted := sendBuffer(t, fd)
-		if tc.far && tc.buffer == 0 {
-			wanted = firstWindow
+		before := sendBuffer(t, fd)
+		if before <= firstWindow {
+			t.Fatalf("%+v: a buffer of %d at first", tc, before)
 		}
+		windows := tc.far && tc.buffer == 0
 		end := time.Now().Add(deadline)
-		for sent := 1; sent <= 10 || sendBuffer(t, fd) != wanted && time.Now().Before(end); sent++ {
+		for sent := 1; sent <= 10 || windows && sendBuffer(t, fd) == before && time.Now().Before(end); sent++ {
 			worker.Send(8, Outgoing{Header: contrib(1, 0), Data: make([]byte, 2*wire.PacketBytes)})
 			server.h.untilArrived(t, 2*sent)
 		}
-		if got := sendBuffer(t, fd); got != wanted {
-			t.Errorf("%+v: a buffer of %d, expected %d", tc, got, wanted)
+		// On a busy machine packets have waited, and the window has shrunk since.
+		if got := sendBuffer(t, fd); windows && (got < minWindow || got > firstWindow) || !windows && got != before {
+			t.Errorf("%+v: a buffer of %d, before %d", tc, got, before)
 		}
 	}
 }
