@@ -30,7 +30,7 @@ func (m *model) integers(shares []float64) []uint32 {
 }
 
 // round returns integers with the given sum whose slowest link or node takes as little more
-// time than that of shares as possible: it rounds down, then gives the units that are left one by one to
+// time than that of shares as possible. It rounds down, then hands out the remaining units one by one, each to
 // the node that is fastest with one more. No other choice of whole numbers is better,
 // because a host's time grows with its own share alone. A host with most of the workers
 // is an exception: its link is left out, since every unit makes it and the other links faster.

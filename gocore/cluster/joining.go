@@ -64,8 +64,8 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, host string, m *pspb.Me
 	s.assign(now)
 }
 
-// mayAnswer reports whether the scheduler may connect to a node that is no member. One that does not prove that it knows a
-// secret is answered at the address that it connects from, or not at all: a stranger must not make the scheduler connect
+// mayAnswer reports whether the scheduler may connect to a node that is no member. A node without a proof of the
+// secret gets an answer at the address that it connects from, or none: a stranger must not make the scheduler connect
 // to other hosts or look up names.
 func (s *Scheduler) mayAnswer(node Member, host string, join *pspb.Join) bool {
 	return s.c.Secret != "" && s.knowsSecret(join) || host != "" && node.Host == host

@@ -8,9 +8,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A round trip waits in the queues of both directions. Where both are full, a window that
-// goes by round trips takes the other direction's queue for its own, and leaves its link idle. So each
-// header with another host carries the time at which it was written, by the sender's clock. The receiver
+// A round trip waits in the queues of both directions, so that it does not show which of the two links is full. To learn
+// the rate of its own link (uplink.go), a node has to know how long its packets wait in one direction. So each
+// header to another host carries the time at which it was written, by the sender's clock. The receiver
 // compares it with its own clock, and reports in the headers of the other direction how long
 // packets have waited on their way.
 

@@ -34,7 +34,7 @@ type receiver struct {
 	shmConns []*conn // those of conns that use shared memory
 
 	reading         *conn         // whose bytes are parsed
-	readAt          time.Duration // time of the read
+	readAt          time.Duration // time of the last read from another host
 	compared        time.Duration // time of the last comparison of all hosts
 	out             writer        // the writer of flush
 	receivedPackets bool          // packets have arrived since the last sleep
@@ -234,7 +234,9 @@ func (r *receiver) read(c *conn) {
 	for left := bytesPerPass; left > 0; {
 		vector, bytes := c.parser.target(&r.vector)
 		n, errno := r.t.read(c, vector)
-		r.reading, r.readAt = c, r.t.now()
+		if r.reading = c; c.remote {
+			r.readAt = r.t.now()
+		}
 		clear(vector) // as batch.clearVector
 		switch {
 		case errno == unix.EAGAIN:

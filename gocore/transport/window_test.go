@@ -50,8 +50,8 @@ func newBottleneck(rate float64, trip time.Duration, senders int) *bottleneck {
 	return b
 }
 
-// run lets some time pass; it returns the part of the link that was used, and the mean time
-// that a byte waited before it.
+// run lets some time pass; it returns the used part of the link, and the mean wait of a byte before the
+// link.
 func (b *bottleneck) run(d time.Duration) (used float64, waited time.Duration) {
 	carried, wait, steps := b.carried, 0.0, 0
 	for end := b.now + d; b.now < end; b.now += step {
