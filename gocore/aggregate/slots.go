@@ -25,6 +25,7 @@ type Sum struct {
 	Buffer *Buffer // held once for the receiver of the Sum; nil where Header.WireLen is 0
 
 	Policy       wire.Policy // of the tensor
+	Plan         uint16      // of the contributions
 	LearningRate float32     // that a contribution has set, if Rated
 	Rated        bool        // a contribution has set LearningRate
 	Rows         Rows        // of a table: the rows that a worker pushed; valid until the next call of Add or AddEmpty
@@ -83,6 +84,7 @@ type slot struct {
 	rows       Rows // of a table: the rows that acc holds
 
 	policy wire.Policy
+	plan   uint16
 	rate   float32
 	rated  bool
 }
@@ -228,6 +230,9 @@ func (t *Slots) slot(rank int, h *wire.Header, number, raw uint32) (*slot, error
 	case s.from.has(rank):
 		return nil, nil
 	}
+	if s.plan != h.Plan {
+		return nil, fmt.Errorf("tensor %d packet %d round %d: this worker sent it under plan %d, others under plan %d", h.Tensor, number, h.Round, h.Plan, s.plan)
+	}
 	if s.dtype != h.DType || s.raw != raw || s.codec != h.Codec || s.policy != h.Policy {
 		return nil, fmt.Errorf("tensor %d packet %d: this worker sent %d bytes of %v, codec %d, %v, others %d bytes of %v, codec %d, %v",
 			h.Tensor, number, raw, h.DType, h.Codec, h.Policy, s.raw, s.dtype, s.codec, s.policy)
@@ -260,7 +265,7 @@ func (t *Slots) begin(p *packet, h *wire.Header, raw uint32) *slot {
 	t.free = t.free[:last]
 	*s = slot{
 		round: h.Round, from: s.from.cleared(), priority: h.Priority, of: p, tensor: h.Tensor,
-		dtype: h.DType, raw: raw, codec: h.Codec, rows: s.rows.cleared(), policy: h.Policy,
+		dtype: h.DType, raw: raw, codec: h.Codec, rows: s.rows.cleared(), policy: h.Policy, plan: h.Plan,
 	}
 	p.slots[h.Round%2] = s
 	t.watch(s)
@@ -289,7 +294,7 @@ func (t *Slots) count(s *slot, rank int, h *wire.Header, number uint32) (Sum, bo
 	sum := Sum{Header: wire.Header{
 		Kind: wire.Sum, DType: s.dtype, Op: s.op, Codec: s.codec, Tensor: h.Tensor, Packet: number, Run: 1, Round: s.round,
 		Priority: s.priority, Contributors: uint16(s.count), RawLen: s.raw,
-	}, Policy: s.policy, LearningRate: s.rate, Rated: s.rated, Rows: s.rows}
+	}, Policy: s.policy, Plan: s.plan, LearningRate: s.rate, Rated: s.rated, Rows: s.rows}
 	acc := s.acc
 	s.acc = nil
 	switch {

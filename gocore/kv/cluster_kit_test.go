@@ -77,10 +77,10 @@ func (c *cluster) declare(key uint64, _ wire.Tensor, done func(uint32, error)) {
 	all := append(c.declared[key], done)
 	c.declared[key] = all
 	complete := len(all) == len(c.workers)
+	id := c.ids
 	if complete {
 		c.ids++
 	}
-	id := c.ids
 	c.mu.Unlock()
 	if complete {
 		for _, done := range all {

@@ -2,7 +2,6 @@ package kv
 
 import (
 	"fptps/gocore/fault"
-	"fptps/gocore/plan"
 	"fptps/gocore/reduce"
 	"fptps/gocore/wire"
 )
@@ -145,7 +144,7 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
 	t.id = id
-	t.runs = plan.Split(t.key, w.Plan.Cut(t.key, t.size, nil), len(w.Lanes))
+	w.cut(t, w.mu.plan)
 	t.last = o
 	w.mu.byID[id] = t
 	w.mu.stats.Tensors++

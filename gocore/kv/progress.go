@@ -10,10 +10,10 @@ import (
 	"fptps/gocore/wire"
 )
 
-// advance starts the tensor's next round if one is queued, the round before is complete
-// and no pull is copying its sum.
+// advance starts the tensor's next round if one is queued, the round before is complete,
+// no pull is copying its sum and no promise forbids it.
 func (w *Worker) advance(t *tensor) []sending {
-	if t.active != nil || t.readers > 0 || len(t.queue) == 0 {
+	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || t.held() {
 		return nil
 	}
 	o := t.queue[0]

@@ -44,17 +44,15 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 			err = a.store.SetRule(h.Tensor, rule)
 		}
 		return nil, err
-	case wire.AskClock:
-		return a.clock(h.Tensor)
-	case wire.AskResume:
-		if len(payload)%8 != 0 {
-			return nil, fault.New(fault.Value, "%d bytes are not a clock: 8 for each worker are expected", len(payload))
+	case wire.AskClock, wire.AskResume:
+		about, clock, err := wire.ParseClock(payload)
+		switch {
+		case err != nil:
+			return nil, fault.New(fault.Value, "%v", err)
+		case h.Op == wire.AskClock:
+			return a.clock(h.Tensor, about)
 		}
-		clock := make([]uint64, len(payload)/8)
-		for rank := range clock {
-			clock[rank] = binary.LittleEndian.Uint64(payload[8*rank:])
-		}
-		return nil, a.store.Resume(h.Tensor, clock)
+		return nil, a.resume(h.Tensor, about, clock)
 	case wire.AskState:
 		return a.store.Read(h.Tensor, h.Packet, h.Part, int(h.RawLen))
 	case wire.AskRows:
@@ -65,8 +63,19 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 	return nil, fault.New(fault.Value, "this aggregator does not know operation %d", h.Op)
 }
 
-func (a *Aggregator) clock(tensor uint32) (*aggregate.Buffer, error) {
-	clock := a.store.Clock(tensor)
+func (a *Aggregator) resume(tensor uint32, about wire.Clock, text []byte) error {
+	if len(text)%8 != 0 {
+		return fault.New(fault.Value, "%d bytes are not a clock: 8 for each worker are expected", len(text))
+	}
+	clock := make([]uint64, len(text)/8)
+	for rank := range clock {
+		clock[rank] = binary.LittleEndian.Uint64(text[8*rank:])
+	}
+	return a.store.Resume(tensor, about, clock)
+}
+
+func (a *Aggregator) clock(tensor uint32, about wire.Clock) (*aggregate.Buffer, error) {
+	clock := a.store.Clock(tensor, about)
 	if clock == nil {
 		return nil, fault.New(fault.Key, "the tensor is not initialised here")
 	}

@@ -13,7 +13,8 @@ import (
 
 // The methods here read and write a tensor's state in the store, on all its aggregators. None waits for other workers.
 
-// Clock writes to clock, for each worker as a uint64, how many of its rounds are applied to all packets of key.
+// Clock writes to clock, for each worker as a uint64, how many of its rounds are applied to all packets of key. Each aggregator
+// is asked about its packets alone: of those that it summed under an earlier plan it has old numbers.
 func (w *Worker) Clock(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
 	i.take = func(_ *ask, payload []byte) error {
@@ -30,14 +31,21 @@ func (w *Worker) Clock(key uint64, clock []byte) (*Ticket, error) {
 		for at := 0; at+8 <= len(clock); at += 8 {
 			binary.LittleEndian.PutUint64(clock[at:], math.MaxUint64)
 		}
-		return t.everywhere(wire.AskClock, nil), nil
+		return t.aboutClock(wire.AskClock, nil), nil
 	})
 }
 
 // Resume sets the clock of key: it continues from the rounds in clock, a uint64 for each worker.
 func (w *Worker) Resume(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
-	return w.ask(key, i, func(t *tensor) ([]*ask, error) { return t.everywhere(wire.AskResume, clock), t.idle() })
+	return w.ask(key, i, func(t *tensor) ([]*ask, error) {
+		err := t.idle()
+		if err == nil && (t.newestAllowed > 0 || len(t.changes) > 0) {
+			err = fault.New(fault.Busy, "%s: a part of it is about to move to other aggregators: try again after the next push", t.name).With(t.about())
+		}
+		t.resumed = t.resumed || err == nil
+		return t.aboutClock(wire.AskResume, clock), err
+	})
 }
 
 // State copies an array of the store (store.ArrayValue, ...) to memory: that of packets first to first+count-1, one after
@@ -112,6 +120,21 @@ func (t *tensor) everywhere(op wire.Op, data []byte) (all []*ask) {
 		}
 	}
 	return all
+}
+
+// aboutClock returns an ask for each run of packets. The rounds that are complete here are applied to all packets, which a new
+// aggregator of them does not know.
+func (t *tensor) aboutClock(op wire.Op, data []byte) []*ask {
+	complete := t.round
+	if t.active != nil && t.active.verb != verbFetch {
+		complete = max(complete, 1) - 1
+	}
+	asks := make([]*ask, len(t.runs))
+	for i, run := range t.runs {
+		about := wire.Clock{First: run.First, Count: run.Count, Complete: complete}
+		asks[i] = &ask{node: run.Node, lane: run.Lane, header: wire.Header{Op: op, Tensor: t.id, Priority: math.MaxInt32}, data: append(about.Text(), data...)}
+	}
+	return asks
 }
 
 // Keep copies memory; Pull then returns the copy, as if it were the sum of the last push.

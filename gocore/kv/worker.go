@@ -28,7 +28,7 @@ type DataPlane interface {
 // WorkerConfig describes the cluster to a Worker.
 type WorkerConfig struct {
 	Rank    int
-	Plan    *plan.Plan
+	Plan    *plan.Plan  // until the first Commit
 	Lanes   []DataPlane // at least one
 	Tickets *Tickets
 	Log     *slog.Logger
@@ -46,6 +46,7 @@ type Worker struct {
 		sync.Mutex
 		byKey   map[uint64]*tensor
 		byID    map[uint32]*tensor // declared ones
+		plan    numbered           // of tensors that are declared now
 		asks    asks
 		flights flights
 		closed  []closedWorker
@@ -74,6 +75,7 @@ func NewWorker(c WorkerConfig) *Worker {
 	w := &Worker{WorkerConfig: c}
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
+	w.mu.plan = numbered{0, c.Plan}
 	w.mu.asks.open = map[uint64]*ask{}
 	w.mu.waiting = map[string][]string{}
 	w.mu.flights.name, w.mu.flights.about = w.name, w.about
@@ -372,6 +374,9 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 		return waiting
 	case o.whole:
 		waiting.Text = fmt.Sprintf("%s: the sum is here, the last bytes are being sent", t.name)
+		return waiting
+	case t.active == nil && len(t.queue) > 0 && t.held():
+		waiting.Text = fmt.Sprintf("%s: round %d waits for the scheduler to decide on a new plan", t.name, t.next)
 		return waiting
 	case t.active == nil:
 		waiting.Text = fmt.Sprintf("%s: its last sum is being copied, then the next round starts", t.name)

@@ -296,7 +296,7 @@ func TestSentPackets(t *testing.T) {
 		{"skip", 0, func(d *desk, _ []byte) { d.must(d.Skip(1)) }, wire.Header{Kind: wire.Empty, Round: 1}},
 	} {
 		d := newDesk(t, c.rank)
-		d.Plan = shares
+		d.mu.plan.plan = shares
 		array := make([]byte, size-1)
 		d.must(d.Init(1, wire.Float32, wire.Sync, array))
 		d.declare(5, nil)

@@ -11,6 +11,9 @@ import (
 	"fptps/gocore/wire"
 )
 
+// all names the packet of the tests.
+var all = wire.Clock{First: packetID, Count: 1}
+
 // rig holds a store with one packet of one tensor; its methods take and return float64 values instead of bytes.
 type rig struct {
 	t      *testing.T

@@ -120,7 +120,7 @@ func playPolicy(t *testing.T, policy wire.Policy, rng *rand.Rand) {
 				t.Fatalf("worker %d of %v waits: %v", rank, sent, waits)
 			}
 		}
-		if clock := r.Clock(tensorID); !slices.Equal(clock, answered) {
+		if clock := r.Clock(tensorID, all); !slices.Equal(clock, answered) {
 			t.Fatalf("the clock is %v, expected %v", clock, answered)
 		}
 	}
@@ -138,7 +138,7 @@ func TestSkipsAdvanceTheClock(t *testing.T) {
 		}
 		replies[0].Buffer.Release()
 	}
-	if clock := r.Clock(tensorID); !slices.Equal(clock, []uint64{2, 1}) {
+	if clock := r.Clock(tensorID, all); !slices.Equal(clock, []uint64{2, 1}) {
 		t.Errorf("the clock is %v", clock)
 	}
 	r.end()
@@ -252,7 +252,7 @@ func TestPushIsRefused(t *testing.T) {
 			if replies, err := r.Push(rank, h, payload, buffer, nil); err == nil || replies != nil {
 				t.Errorf("%s: %d replies, error %v", name, len(replies), err)
 			}
-			if clock := r.Clock(tensorID); !slices.Equal(clock, []uint64{0, 0}) {
+			if clock := r.Clock(tensorID, all); !slices.Equal(clock, []uint64{0, 0}) {
 				t.Errorf("%s: the clock is %v", name, clock)
 			}
 			r.end()

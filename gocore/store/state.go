@@ -126,8 +126,8 @@ func (p *packet) stateArray(t *tensor, array int) []byte {
 }
 
 // Resume sets the clock of a tensor to that of a checkpoint; rounds that are applied later are added to it.
-func (s *Store) Resume(id uint32, clock []uint64) error {
-	now := s.Clock(id)
+func (s *Store) Resume(id uint32, about wire.Clock, clock []uint64) error {
+	now := s.Clock(id, about)
 	switch {
 	case now == nil:
 		return fault.New(fault.Key, "the tensor is not initialised on this aggregator")

@@ -136,27 +136,27 @@ func TestResumedClock(t *testing.T) {
 	}
 	shows := func(want ...uint64) {
 		t.Helper()
-		if got := r.Clock(tensorID); !slices.Equal(got, want) {
+		if got := r.Clock(tensorID, all); !slices.Equal(got, want) {
 			t.Errorf("the clock is %v, expected %v", got, want)
 		}
 	}
 	push(0, 1)
 	push(0, 2)
 	shows(2, 0)
-	if err := r.Resume(tensorID, []uint64{1, 50}); err != nil {
+	if err := r.Resume(tensorID, all, []uint64{1, 50}); err != nil {
 		t.Fatal(err)
 	}
 	shows(1, 50)
 	push(0, 3)
 	push(1, 1)
 	shows(2, 51)
-	if err := r.Resume(tensorID, []uint64{7, 7}); err != nil {
+	if err := r.Resume(tensorID, all, []uint64{7, 7}); err != nil {
 		t.Fatal(err)
 	}
 	shows(7, 7)
 	push(1, 2)
 	shows(7, 8)
-	if r.Resume(tensorID, []uint64{1}) == nil || r.Resume(tensorID+1, []uint64{1, 2}) == nil {
+	if r.Resume(tensorID, all, []uint64{1}) == nil || r.Resume(tensorID+1, all, []uint64{1, 2}) == nil {
 		t.Error("a clock of another size, or of an unknown tensor, was accepted")
 	}
 	shows(7, 8)

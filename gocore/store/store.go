@@ -43,6 +43,7 @@ type tensor struct {
 type packet struct {
 	value    *aggregate.Buffer // as it is sent; nil: zeros, or none
 	zeros    uint32            // the bytes of a value that is zeros and has no buffer; else 0
+	plan     uint16            // number of the plan of the last applied round
 	round    uint64            // Sync: the last applied round
 	*weights                   // nil in a plain sum, which most models are made of
 }
@@ -71,6 +72,7 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 		s.initPacket(sum)
 		return nil
 	}
+	s.takeOver(sum)
 	t, p, err := s.find(h, sum.Policy)
 	if err == nil && p.round+1 != h.Round {
 		err = fmt.Errorf("tensor %d packet %d: round %d is complete after round %d", h.Tensor, h.Packet, h.Round, p.round)
@@ -100,6 +102,28 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 	return nil
 }
 
+// takeOver prepares for the first round of a packet under a new plan: another aggregator has summed the rounds before, and a plain
+// sum leaves nothing behind but their number.
+func (s *Store) takeOver(sum *aggregate.Sum) {
+	h := &sum.Header
+	t := s.tensors[h.Tensor]
+	if t == nil && sum.Plan > 0 && sum.Policy == wire.Sync && h.Codec == wire.CodecPlain {
+		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
+		s.tensors[h.Tensor] = t
+	}
+	if t == nil || t.rule != nil || t.policy != wire.Sync || t.codec != wire.CodecPlain {
+		return
+	}
+	p := t.packets[h.Packet]
+	if p == nil && sum.Plan > 0 {
+		p = &packet{}
+		t.packets[h.Packet] = p
+	}
+	if p != nil && p.plan != sum.Plan && p.round < h.Round {
+		p.plan, p.round = sum.Plan, h.Round-1
+	}
+}
+
 // initPacket stores the initial value of a packet. Zeros take no memory.
 func (s *Store) initPacket(sum *aggregate.Sum) {
 	h := &sum.Header
@@ -108,7 +132,7 @@ func (s *Store) initPacket(sum *aggregate.Sum) {
 		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
 		s.tensors[h.Tensor] = t
 	}
-	p := &packet{value: sum.Buffer}
+	p := &packet{value: sum.Buffer, plan: sum.Plan}
 	if p.value == nil {
 		p.zeros = h.RawLen
 	}
@@ -274,17 +298,18 @@ func Updatable(d wire.DType) bool {
 	return reduce.CanUpdate(d) || d == wire.Float16 || d == wire.BFloat16
 }
 
-// Clock returns, for each worker, the number of its rounds that are applied to all packets of a tensor on this aggregator; nil
-// for an unknown tensor.
-func (s *Store) Clock(id uint32) []uint64 {
+// Clock returns, for each worker, the number of its rounds that are applied to all packets that about names; nil for an
+// unknown tensor.
+func (s *Store) Clock(id uint32, about wire.Clock) []uint64 {
 	t := s.tensors[id]
 	if t == nil {
 		return nil
 	}
 	clock := slices.Repeat([]uint64{1<<64 - 1}, s.workers)
-	for _, p := range t.packets {
+	for number := about.First; number < about.First+about.Count; number++ {
+		p := t.packets[number]
 		for rank := range clock {
-			clock[rank] = min(clock[rank], t.lastApplied(p, rank))
+			clock[rank] = min(clock[rank], t.lastApplied(p, rank, about.Complete))
 		}
 	}
 	for rank := range t.clockOffset {
@@ -293,11 +318,16 @@ func (s *Store) Clock(id uint32) []uint64 {
 	return clock
 }
 
-// lastApplied is the last round of a worker that is applied to a packet.
-func (t *tensor) lastApplied(p *packet, rank int) uint64 {
+// lastApplied is the last round of a worker that is applied to a packet. complete are all workers' rounds that another
+// aggregator of the packet may have applied; p is nil if none was applied here.
+func (t *tensor) lastApplied(p *packet, rank int, complete uint64) uint64 {
 	switch {
+	case t.policy == wire.Sync && p != nil:
+		return max(p.round, complete)
 	case t.policy == wire.Sync:
-		return p.round
+		return complete
+	case p == nil:
+		return 0
 	case p.isWaiting(rank):
 		return p.arrived[rank] - 1
 	}

@@ -18,8 +18,8 @@ func TestPlainSums(t *testing.T) {
 		if got := r.complete(round, []float64{float64(round), 7}, nil); !slices.Equal(got, []float64{float64(round), 7}) {
 			t.Errorf("round %d: %v", round, got)
 		}
-		if r.BufferCount() != 0 || !slices.Equal(r.Clock(tensorID), []uint64{round, round}) {
-			t.Errorf("round %d: %d buffers are held, the clock is %v", round, r.BufferCount(), r.Clock(tensorID))
+		if r.BufferCount() != 0 || !slices.Equal(r.Clock(tensorID, all), []uint64{round, round}) {
+			t.Errorf("round %d: %d buffers are held, the clock is %v", round, r.BufferCount(), r.Clock(tensorID, all))
 		}
 	}
 	r.end()

@@ -1,12 +1,15 @@
 package wire
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // Requests of a worker to an aggregator. Each Ask has one Answer; both fit in a packet.
 const (
 	AskRule    Op = opEnd + iota // sets the tensor's optimiser to the payload
-	AskClock                     // returns the number of applied rounds of each worker, as uint64s
-	AskResume                    // sets the clock to the payload
+	AskClock                     // returns the number of applied rounds of each worker, as uint64s, for the packets that the payload names: Clock
+	AskResume                    // sets the clock of the packets that the payload names (Clock) to the numbers that follow, a uint64 for each worker
 	AskState                     // returns RawLen bytes of a chunk of a packet's state
 	AskRestore                   // sets a chunk of a packet's state to the payload
 	AskRows                      // returns rows of a packet of a table (CodecRows): the payload holds their numbers, RawLen is their size
@@ -38,4 +41,33 @@ func (h *Header) checkAsk() error {
 		return fmt.Errorf("refusal of %d bytes", h.WireLen)
 	}
 	return nil
+}
+
+// Clock names packets of a tensor, in AskClock and AskResume.
+type Clock struct {
+	First, Count uint32
+	Complete     uint64 // Sync: rounds that are complete on the worker that asks
+}
+
+// clockBytes is the size of an encoded Clock.
+const clockBytes = 16
+
+// Text encodes c.
+func (c Clock) Text() []byte {
+	text := binary.LittleEndian.AppendUint32(nil, c.First)
+	text = binary.LittleEndian.AppendUint32(text, c.Count)
+	return binary.LittleEndian.AppendUint64(text, c.Complete)
+}
+
+// ParseClock decodes a Clock and returns the bytes that follow it.
+func ParseClock(text []byte) (c Clock, rest []byte, err error) {
+	if len(text) < clockBytes {
+		return c, nil, fmt.Errorf("%d bytes name no packets: at least %d are expected", len(text), clockBytes)
+	}
+	c.First, c.Count = binary.LittleEndian.Uint32(text), binary.LittleEndian.Uint32(text[4:])
+	c.Complete = binary.LittleEndian.Uint64(text[8:])
+	if uint64(c.First)+uint64(c.Count) > MaxTensorBytes/PacketBytes {
+		return c, nil, fmt.Errorf("packets %d to %d are out of range", c.First, uint64(c.First)+uint64(c.Count))
+	}
+	return c, text[clockBytes:], nil
 }

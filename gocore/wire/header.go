@@ -80,14 +80,16 @@ type Header struct {
 	Priority     int32  // larger is more urgent
 	Contributors uint16 // Sum: number of workers that contributed
 	Policy       Policy // Contrib, Empty: consistency of the tensor
+	Plan         uint16 // Contrib, Empty: number of the plan, modulo 2^16; all contributions to a round have the same
 	Part         uint16 // Ask, Answer: chunk of a packet's state; see gocore/store
 	Ahead        uint16 // number of packets of the same length that follow directly, with the next numbers of this tensor and round
-	RawLen       uint32 // bytes of the elements; Empty: of the last packet of the run
+	RawLen       uint32 // bytes of the elements, at most PacketBytes; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of the payload that follows
 	LearningRate float32
 	Sent         uint32 // the sender's clock in us, modulo 2^32, when the packet was written to another host; 0: not set
 	Waited       uint32 // how long the last packets of the other direction have waited on their way, in us plus 1; 0: not known
 	Queue        uint16 // how long packets of all hosts wait before the link of the sender of this one, in 10 us
+	Uplink       uint16 // the least time that packets of the sender to any host have waited, in 10 us
 }
 
 // Put encodes h into b[:HeaderBytes].
@@ -102,7 +104,7 @@ func (h *Header) Put(b []byte) {
 	le.PutUint32(b[20:], h.Sent)
 	le.PutUint32(b[32:], h.Waited)
 	le.PutUint16(b[36:], h.Queue)
-	le.PutUint16(b[38:], 0) // reserved
+	le.PutUint16(b[38:], h.Plan)
 	le.PutUint32(b[40:], uint32(h.Priority))
 	switch h.Kind {
 	case Contrib, Empty:
@@ -116,7 +118,8 @@ func (h *Header) Put(b []byte) {
 		le.PutUint16(b[44:], h.Contributors)
 	}
 	le.PutUint16(b[46:], h.Ahead)
-	le.PutUint32(b[48:], h.RawLen)
+	le.PutUint16(b[48:], uint16(h.RawLen))
+	le.PutUint16(b[50:], h.Uplink)
 	le.PutUint32(b[52:], h.WireLen)
 	le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
@@ -143,9 +146,9 @@ func (h *Header) Get(b []byte) error {
 		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: Codec(b[7]),
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]),
 		Priority: int32(le.Uint32(b[40:])), Ahead: le.Uint16(b[46:]),
-		RawLen: le.Uint32(b[48:]), WireLen: le.Uint32(b[52:]),
+		RawLen: uint32(le.Uint16(b[48:])), WireLen: le.Uint32(b[52:]),
 		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
-		Sent:         le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]),
+		Sent:         le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]), Plan: le.Uint16(b[38:]), Uplink: le.Uint16(b[50:]),
 	}
 	switch number, detail := le.Uint64(b[24:]), le.Uint16(b[44:]); h.Kind {
 	case Contrib, Empty:
@@ -154,9 +157,6 @@ func (h *Header) Get(b []byte) error {
 		h.Number, h.Part = number, detail
 	default:
 		h.Round, h.Contributors = number, detail
-	}
-	if le.Uint16(b[38:]) != 0 {
-		return fmt.Errorf("reserved bytes of a header of kind %d are not zero", h.Kind)
 	}
 	return h.check()
 }
@@ -185,6 +185,9 @@ func (h *Header) check() error {
 		return err
 	}
 	contributes := h.Kind == Contrib || h.Kind == Empty
+	if h.Plan != 0 && !contributes {
+		return fmt.Errorf("kind %d with a plan", h.Kind)
+	}
 	if contributes && !h.Policy.Valid() {
 		return fmt.Errorf("unknown consistency %d", h.Policy)
 	}

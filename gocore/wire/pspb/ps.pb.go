@@ -272,6 +272,8 @@ type Meta struct {
 	// Of the process that sends, after its join. One that was declared dead and runs
 	// on has the id of its successor, but not its incarnation.
 	Incarnation *uint64 `protobuf:"fixed64,1004,opt,name=incarnation" json:"incarnation,omitempty"`
+	// In the answer to ADD_NODE: the plan may change later, so that every node may have to sum.
+	Replans *bool `protobuf:"varint,1005,opt,name=replans" json:"replans,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -289,6 +291,11 @@ type Meta struct {
 	//	*Meta_Closed
 	//	*Meta_Withdraw
 	//	*Meta_Batch
+	//	*Meta_Capacity
+	//	*Meta_Prepare
+	//	*Meta_Promise
+	//	*Meta_Commit
+	//	*Meta_Abort
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -450,6 +457,13 @@ func (x *Meta) GetIncarnation() uint64 {
 	return 0
 }
 
+func (x *Meta) GetReplans() bool {
+	if x != nil && x.Replans != nil {
+		return *x.Replans
+	}
+	return false
+}
+
 func (x *Meta) GetOwn() isMeta_Own {
 	if x != nil {
 		return x.Own
@@ -574,6 +588,51 @@ func (x *Meta) GetBatch() *Batch {
 	return nil
 }
 
+func (x *Meta) GetCapacity() *Capacity {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Capacity); ok {
+			return x.Capacity
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetPrepare() *Prepare {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Prepare); ok {
+			return x.Prepare
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetPromise() *Promise {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Promise); ok {
+			return x.Promise
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetCommit() *Commit {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Commit); ok {
+			return x.Commit
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetAbort() *Abort {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Abort); ok {
+			return x.Abort
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -630,6 +689,26 @@ type Meta_Batch struct {
 	Batch *Batch `protobuf:"bytes,1022,opt,name=batch,oneof"` // worker to scheduler, scheduler to worker
 }
 
+type Meta_Capacity struct {
+	Capacity *Capacity `protobuf:"bytes,1023,opt,name=capacity,oneof"` // node to scheduler
+}
+
+type Meta_Prepare struct {
+	Prepare *Prepare `protobuf:"bytes,1024,opt,name=prepare,oneof"` // scheduler to worker
+}
+
+type Meta_Promise struct {
+	Promise *Promise `protobuf:"bytes,1025,opt,name=promise,oneof"` // worker to scheduler
+}
+
+type Meta_Commit struct {
+	Commit *Commit `protobuf:"bytes,1026,opt,name=commit,oneof"` // scheduler to worker
+}
+
+type Meta_Abort struct {
+	Abort *Abort `protobuf:"bytes,1027,opt,name=abort,oneof"` // scheduler to worker
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -655,6 +734,16 @@ func (*Meta_Closed) isMeta_Own() {}
 func (*Meta_Withdraw) isMeta_Own() {}
 
 func (*Meta_Batch) isMeta_Own() {}
+
+func (*Meta_Capacity) isMeta_Own() {}
+
+func (*Meta_Prepare) isMeta_Own() {}
+
+func (*Meta_Promise) isMeta_Own() {}
+
+func (*Meta_Commit) isMeta_Own() {}
+
+func (*Meta_Abort) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -1406,6 +1495,300 @@ func (x *Failure) GetText() string {
 	return ""
 }
 
+// Capacity says what the sender's link carries, in bytes per second; a direction
+// that has not been measured is left out.
+type Capacity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Up    *float64               `protobuf:"fixed64,1,opt,name=up" json:"up,omitempty"`
+	Down  *float64               `protobuf:"fixed64,2,opt,name=down" json:"down,omitempty"`
+	// The most that it has carried in each direction, whatever the limit was.
+	CarriedUp     *float64 `protobuf:"fixed64,3,opt,name=carried_up,json=carriedUp" json:"carried_up,omitempty"`
+	CarriedDown   *float64 `protobuf:"fixed64,4,opt,name=carried_down,json=carriedDown" json:"carried_down,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Capacity) Reset() {
+	*x = Capacity{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capacity) ProtoMessage() {}
+
+func (x *Capacity) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
+func (*Capacity) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Capacity) GetUp() float64 {
+	if x != nil && x.Up != nil {
+		return *x.Up
+	}
+	return 0
+}
+
+func (x *Capacity) GetDown() float64 {
+	if x != nil && x.Down != nil {
+		return *x.Down
+	}
+	return 0
+}
+
+func (x *Capacity) GetCarriedUp() float64 {
+	if x != nil && x.CarriedUp != nil {
+		return *x.CarriedUp
+	}
+	return 0
+}
+
+func (x *Capacity) GetCarriedDown() float64 {
+	if x != nil && x.CarriedDown != nil {
+		return *x.CarriedDown
+	}
+	return 0
+}
+
+// Prepare announces a plan.
+type Prepare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          *uint32                `protobuf:"varint,1,opt,name=plan" json:"plan,omitempty"` // number of the plan; that of the first is 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prepare) Reset() {
+	*x = Prepare{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prepare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prepare) ProtoMessage() {}
+
+func (x *Prepare) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prepare.ProtoReflect.Descriptor instead.
+func (*Prepare) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Prepare) GetPlan() uint32 {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return 0
+}
+
+// Promise answers Prepare: until it learns more, the sender begins at most one round
+// after rounds[i] of the next counts[i] tensors by id. Tensors for which
+// rounds[i] is 2^64-1, and those that are not listed, keep their plan.
+type Promise struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          *uint32                `protobuf:"varint,1,opt,name=plan" json:"plan,omitempty"`
+	Counts        []uint32               `protobuf:"varint,2,rep,packed,name=counts" json:"counts,omitempty"`
+	Rounds        []uint64               `protobuf:"varint,3,rep,packed,name=rounds" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Promise) Reset() {
+	*x = Promise{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Promise) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Promise) ProtoMessage() {}
+
+func (x *Promise) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Promise.ProtoReflect.Descriptor instead.
+func (*Promise) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Promise) GetPlan() uint32 {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return 0
+}
+
+func (x *Promise) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Promise) GetRounds() []uint64 {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// Commit puts a plan into effect: from round rounds[i] on for the next counts[i]
+// tensors by id (2^64-1: not at all), and for those declared later.
+type Commit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          *uint32                `protobuf:"varint,1,opt,name=plan" json:"plan,omitempty"`
+	Share         []*Commit_Share        `protobuf:"bytes,2,rep,name=share" json:"share,omitempty"`
+	Counts        []uint32               `protobuf:"varint,3,rep,packed,name=counts" json:"counts,omitempty"`
+	Rounds        []uint64               `protobuf:"varint,4,rep,packed,name=rounds" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Commit) Reset() {
+	*x = Commit{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Commit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Commit) ProtoMessage() {}
+
+func (x *Commit) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Commit.ProtoReflect.Descriptor instead.
+func (*Commit) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Commit) GetPlan() uint32 {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return 0
+}
+
+func (x *Commit) GetShare() []*Commit_Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Commit) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Commit) GetRounds() []uint64 {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// Abort withdraws a Prepare.
+type Abort struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          *uint32                `protobuf:"varint,1,opt,name=plan" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Abort) Reset() {
+	*x = Abort{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Abort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Abort) ProtoMessage() {}
+
+func (x *Abort) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Abort.ProtoReflect.Descriptor instead.
+func (*Abort) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Abort) GetPlan() uint32 {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return 0
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1422,7 +1805,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1817,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,6 +1882,59 @@ func (x *Disagreement_Part) GetShape() string {
 	return ""
 }
 
+// Share is a node's share of the summing.
+type Commit_Share struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *int32                 `protobuf:"varint,1,opt,name=node" json:"node,omitempty"`
+	Share         *uint32                `protobuf:"varint,2,opt,name=share" json:"share,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Commit_Share) Reset() {
+	*x = Commit_Share{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Commit_Share) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Commit_Share) ProtoMessage() {}
+
+func (x *Commit_Share) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Commit_Share.ProtoReflect.Descriptor instead.
+func (*Commit_Share) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19, 0}
+}
+
+func (x *Commit_Share) GetNode() int32 {
+	if x != nil && x.Node != nil {
+		return *x.Node
+	}
+	return 0
+}
+
+func (x *Commit_Share) GetShare() uint32 {
+	if x != nil && x.Share != nil {
+		return *x.Share
+	}
+	return 0
+}
+
 var File_gocore_wire_pspb_ps_proto protoreflect.FileDescriptor
 
 const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
@@ -1526,7 +1962,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x8c\b\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xf3\t\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -1550,7 +1986,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"generation\x12\x15\n" +
 	"\x05epoch\x18\xea\a \x01(\rR\x05epoch\x12\x15\n" +
 	"\x05dtype\x18\xeb\a \x01(\rR\x05dtype\x12!\n" +
-	"\vincarnation\x18\xec\a \x01(\x06R\vincarnation\x12\x1f\n" +
+	"\vincarnation\x18\xec\a \x01(\x06R\vincarnation\x12\x19\n" +
+	"\areplans\x18\xed\a \x01(\bR\areplans\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -1564,7 +2001,13 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x06closed\x18\xfc\a \x01(\v2\n" +
 	".ps.ClosedH\x00R\x06closed\x12+\n" +
 	"\bwithdraw\x18\xfd\a \x01(\v2\f.ps.WithdrawH\x00R\bwithdraw\x12\"\n" +
-	"\x05batch\x18\xfe\a \x01(\v2\t.ps.BatchH\x00R\x05batchB\x05\n" +
+	"\x05batch\x18\xfe\a \x01(\v2\t.ps.BatchH\x00R\x05batch\x12+\n" +
+	"\bcapacity\x18\xff\a \x01(\v2\f.ps.CapacityH\x00R\bcapacity\x12(\n" +
+	"\aprepare\x18\x80\b \x01(\v2\v.ps.PrepareH\x00R\aprepare\x12(\n" +
+	"\apromise\x18\x81\b \x01(\v2\v.ps.PromiseH\x00R\apromise\x12%\n" +
+	"\x06commit\x18\x82\b \x01(\v2\n" +
+	".ps.CommitH\x00R\x06commit\x12\"\n" +
+	"\x05abort\x18\x83\b \x01(\v2\t.ps.AbortH\x00R\x05abortB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -1620,7 +2063,29 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
 	"\bWithdraw\"\x1d\n" +
 	"\aFailure\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04textB\x18Z\x16fptps/gocore/wire/pspb"
+	"\x04text\x18\x01 \x01(\tR\x04text\"p\n" +
+	"\bCapacity\x12\x0e\n" +
+	"\x02up\x18\x01 \x01(\x01R\x02up\x12\x12\n" +
+	"\x04down\x18\x02 \x01(\x01R\x04down\x12\x1d\n" +
+	"\n" +
+	"carried_up\x18\x03 \x01(\x01R\tcarriedUp\x12!\n" +
+	"\fcarried_down\x18\x04 \x01(\x01R\vcarriedDown\"\x1d\n" +
+	"\aPrepare\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\rR\x04plan\"U\n" +
+	"\aPromise\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\rR\x04plan\x12\x1a\n" +
+	"\x06counts\x18\x02 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
+	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\"\xaf\x01\n" +
+	"\x06Commit\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\rR\x04plan\x12&\n" +
+	"\x05share\x18\x02 \x03(\v2\x10.ps.Commit.ShareR\x05share\x12\x1a\n" +
+	"\x06counts\x18\x03 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
+	"\x06rounds\x18\x04 \x03(\x04B\x02\x10\x01R\x06rounds\x1a1\n" +
+	"\x05Share\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\x12\x14\n" +
+	"\x05share\x18\x02 \x01(\rR\x05share\"\x1b\n" +
+	"\x05Abort\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\rR\x04planB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -1634,7 +2099,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -1652,7 +2117,13 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Closed)(nil),            // 13: ps.Closed
 	(*Withdraw)(nil),          // 14: ps.Withdraw
 	(*Failure)(nil),           // 15: ps.Failure
-	(*Disagreement_Part)(nil), // 16: ps.Disagreement.Part
+	(*Capacity)(nil),          // 16: ps.Capacity
+	(*Prepare)(nil),           // 17: ps.Prepare
+	(*Promise)(nil),           // 18: ps.Promise
+	(*Commit)(nil),            // 19: ps.Commit
+	(*Abort)(nil),             // 20: ps.Abort
+	(*Disagreement_Part)(nil), // 21: ps.Disagreement.Part
+	(*Commit_Share)(nil),      // 22: ps.Commit.Share
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -1670,13 +2141,19 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	13, // 12: ps.Meta.closed:type_name -> ps.Closed
 	14, // 13: ps.Meta.withdraw:type_name -> ps.Withdraw
 	7,  // 14: ps.Meta.batch:type_name -> ps.Batch
-	2,  // 15: ps.Batch.message:type_name -> ps.Meta
-	16, // 16: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	16, // 15: ps.Meta.capacity:type_name -> ps.Capacity
+	17, // 16: ps.Meta.prepare:type_name -> ps.Prepare
+	18, // 17: ps.Meta.promise:type_name -> ps.Promise
+	19, // 18: ps.Meta.commit:type_name -> ps.Commit
+	20, // 19: ps.Meta.abort:type_name -> ps.Abort
+	2,  // 20: ps.Batch.message:type_name -> ps.Meta
+	21, // 21: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	22, // 22: ps.Commit.share:type_name -> ps.Commit.Share
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -1698,6 +2175,11 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Closed)(nil),
 		(*Meta_Withdraw)(nil),
 		(*Meta_Batch)(nil),
+		(*Meta_Capacity)(nil),
+		(*Meta_Prepare)(nil),
+		(*Meta_Promise)(nil),
+		(*Meta_Commit)(nil),
+		(*Meta_Abort)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1705,7 +2187,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

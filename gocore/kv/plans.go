@@ -1,0 +1,101 @@
+package kv
+
+import (
+	"fptps/gocore/plan"
+	"fptps/gocore/wire"
+)
+
+// A plan changes between the rounds of each tensor. Every worker promises to begin at most one more round of each tensor
+// (Promise). Once all have, the new plan holds from two rounds after the newest that any of them had begun
+// (Commit): no worker has begun that round or can, so that all begin it under the new plan. Nobody stops meanwhile.
+//
+// The tensors of which aggregators keep more than the rounds under way keep their plan: tables, tensors under other policies
+// than Sync, those with an optimiser or a clock that was set. So do those that were not pushed yet, as they may get an optimiser.
+
+// numbered is a plan and its number: 0 is that of the start.
+type numbered struct {
+	number uint32
+	plan   *plan.Plan
+}
+
+// change is a plan that holds for a tensor from a round on.
+type change struct {
+	numbered
+	first uint64
+}
+
+// Promise returns the last round that this worker has begun of each tensor, wire.NoRound for those that keep their plan. Until
+// Commit or Abort, it begins at most one more of each.
+func (w *Worker) Promise() (begun wire.Rounds) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id := uint32(0); w.mu.byID[id] != nil; id++ {
+		t := w.mu.byID[id]
+		last := uint64(wire.NoRound)
+		if t.moves(w.Rank == 0) {
+			last = t.next - 1
+		}
+		if !begun.Add(last) {
+			break
+		}
+		if last != wire.NoRound {
+			t.newestAllowed = last + 1
+		}
+	}
+	return begun
+}
+
+// moves reports whether the tensor's plan may change. Rank 0 alone knows of its optimiser.
+func (t *tensor) moves(rank0 bool) bool {
+	if t.table != nil || t.policy != wire.Sync || t.resumed {
+		return false
+	}
+	return !rank0 || t.rule == nil && t.next > 1
+}
+
+// Commit ends a promise: plan p holds for each tensor from its round in first on, and for tensors declared later from the start.
+func (w *Worker) Commit(number uint32, p *plan.Plan, first wire.Rounds) {
+	w.step(func() effects {
+		w.mu.plan = numbered{number, p}
+		for id, t := range w.mu.byID {
+			if round, known := first.Of(id); known && round != wire.NoRound {
+				t.changes = append(t.changes, change{w.mu.plan, round})
+			}
+		}
+		return w.endPromise()
+	})
+}
+
+// Abort ends a promise: the plan does not change.
+func (w *Worker) Abort() { w.step(w.endPromise) }
+
+// endPromise starts the rounds that the promise held back. The lock is held.
+func (w *Worker) endPromise() (e effects) {
+	for _, t := range w.mu.byID {
+		t.newestAllowed = 0
+		e.sends = append(e.sends, w.advance(t)...)
+	}
+	return e
+}
+
+// held reports whether a promise forbids the round of the tensor's next operation.
+func (t *tensor) held() bool {
+	return t.newestAllowed > 0 && t.queue[0].verb != verbFetch && t.next > t.newestAllowed
+}
+
+// followPlan gives the tensor the newest plan that holds for its present round. The lock is held.
+func (w *Worker) followPlan(t *tensor) {
+	for i := len(t.changes) - 1; i >= 0; i-- {
+		if t.changes[i].first <= t.round {
+			w.cut(t, t.changes[i].numbered)
+			t.changes = t.changes[i+1:]
+			return
+		}
+	}
+}
+
+// cut divides the tensor among the aggregators of a plan.
+func (w *Worker) cut(t *tensor, n numbered) {
+	t.plan = uint16(n.number)
+	t.runs = plan.Split(t.key, n.plan.Cut(t.key, t.size, nil), len(w.Lanes))
+}
