@@ -80,6 +80,12 @@ type Recovered struct {
 // Finished reports that the cluster has ended in order.
 type Finished struct{}
 
+// Planned reports that a new plan is in force.
+type Planned struct {
+	Number uint32
+	Why    string
+}
+
 // Note is a log line.
 type Note struct{ Text string }
 
@@ -109,4 +115,5 @@ func (a Failed) String() string    { return fmt.Sprintf("failed: %s: %s", Name(a
 func (a Vacated) String() string   { return fmt.Sprintf("vacated: %s: %s", Name(a.ID), a.Why) }
 func (a Recovered) String() string { return "recovered: " + Name(a.ID) }
 func (a Finished) String() string  { return "finished" }
+func (a Planned) String() string   { return fmt.Sprintf("planned: %d: %s", a.Number, a.Why) }
 func (a Note) String() string      { return "note: " + a.Text }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"fptps/gocore/plan"
 	"fptps/gocore/van"
 	"fptps/gocore/wire"
 )
@@ -96,6 +97,7 @@ type View struct {
 	Token      [16]byte // names this run of the cluster
 	Generation uint32   // deaths so far
 	Epoch      uint32   // changes of membership so far
+	Replans    bool     // the plan may change: every node may have to sum
 }
 
 // Me is this node.
@@ -205,6 +207,10 @@ type Events struct {
 	Waiting func(event string, missing []string)
 	// Closed reports that a worker waits in the last barrier, and its last rounds.
 	Closed func(id int, last wire.Rounds)
+	// Promise returns what kv.Worker.Promise does: the scheduler prepares a new plan. Commit puts it into force, Abort withdraws it.
+	Promise func() wire.Rounds
+	Commit  func(number uint32, p *plan.Plan, first wire.Rounds)
+	Abort   func()
 	// Message delivers a message of a node, this one included, to an application of this one.
 	Message func(from Member, e *van.Envelope)
 	// Failed reports that the control plane of this node broke; at most once, as the last call.
@@ -244,6 +250,25 @@ func (e Events) waiting(event string, missing []string) {
 func (e Events) closed(id int, last wire.Rounds) {
 	if e.Closed != nil {
 		e.Closed(id, last)
+	}
+}
+
+func (e Events) promise() wire.Rounds {
+	if e.Promise == nil {
+		return wire.Rounds{}
+	}
+	return e.Promise()
+}
+
+func (e Events) commit(number uint32, p *plan.Plan, first wire.Rounds) {
+	if e.Commit != nil {
+		e.Commit(number, p, first)
+	}
+}
+
+func (e Events) abort() {
+	if e.Abort != nil {
+		e.Abort()
 	}
 }
 

@@ -276,7 +276,11 @@ func (s *Scheduler) assign(now time.Time) {
 	for _, id := range s.ids() {
 		m := s.members[id]
 		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})
-		s.send(id, &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}})
+		list := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}}
+		if s.view.Replans {
+			list.Replans = proto.Bool(true)
+		}
+		s.send(id, list)
 	}
 	for _, j := range s.joiners {
 		if j.guest != 0 {
@@ -287,7 +291,7 @@ func (s *Scheduler) assign(now time.Time) {
 }
 
 func (s *Scheduler) makeView() View {
-	v := View{Self: s.self.ID, Token: s.token}
+	v := View{Self: s.self.ID, Token: s.token, Replans: s.planner.active}
 	for _, id := range s.ids() {
 		v.Members = append(v.Members, s.members[id].Member)
 	}

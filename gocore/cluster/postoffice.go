@@ -204,6 +204,12 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		p.verdict(own.Lost)
 	case *pspb.Meta_Closed:
 		p.nodeClosed(own.Closed)
+	case *pspb.Meta_Prepare:
+		p.prepare(own.Prepare)
+	case *pspb.Meta_Commit:
+		p.commit(own.Commit)
+	case *pspb.Meta_Abort:
+		p.events.abort()
 	case *pspb.Meta_Withdraw:
 		p.withdrawn(int(e.Meta.GetControl().GetBarrierGroup()), int(e.Meta.GetCustomerId()))
 	default:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -215,6 +216,8 @@ func (r *Runner) act(action Action) error {
 	case Finished:
 		r.log.Info("scheduler: the cluster has ended in good order")
 		r.finish(nil)
+	case Planned:
+		r.log.Info(fmt.Sprintf("scheduler: plan %d of the summing: %s", a.Number, a.Why))
 	case Note:
 		r.log.Warn("scheduler: " + a.Text)
 	}

@@ -60,6 +60,7 @@ type Scheduler struct {
 	ledger     *ledger
 	suspects   []suspicion
 	acks       *acks
+	planner    planner
 
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
@@ -113,7 +114,7 @@ func NewScheduler(c Config, token [16]byte) *Scheduler {
 	}
 	return &Scheduler{
 		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
-		ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID),
+		ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}},
 	}
 }
 
@@ -178,6 +179,12 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	case *pspb.Meta_Withdraw:
 		s.stepWithdraw(sender, m)
 		return
+	case *pspb.Meta_Capacity:
+		s.stepCapacity(now, sender, own.Capacity)
+		return
+	case *pspb.Meta_Promise:
+		s.stepPromise(sender, own.Promise)
+		return
 	}
 	switch {
 	case m.GetControl().GetCmd() == pspb.Barrier && m.GetRequest():
@@ -222,6 +229,7 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 		s.tickVacancies(now)
 		s.tickBarriers(now)
 		s.tickDeclarations(now)
+		s.tickPlans(now)
 	}
 	return s.take()
 }
@@ -230,6 +238,9 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 func (s *Scheduler) Due() time.Time {
 	var due time.Time
 	if s.state == running {
+		if s.finals > 0 {
+			due = s.planner.due()
+		}
 		for _, suspect := range s.suspects {
 			if at := suspect.at.Add(suspectTime); due.IsZero() || at.Before(due) {
 				due = at

@@ -19,16 +19,14 @@ const (
 // shares are those that make a round shortest over links of equal rates. If one has, or all are on one host and use no
 // link, the others' are 1 on servers; on workers 0, or 1 without servers.
 func (s *Scheduler) divideSumming() {
-	members := make([]*member, 0, len(s.members))
-	for _, id := range s.ids() {
-		members = append(members, s.members[id])
-	}
+	members := s.inOrder()
 	view := s.makeView()
 	tensors := s.c.Workers > 1 && !view.Classic() && !view.PSLite()
 	linked := slices.ContainsFunc(members, func(m *member) bool { return m.Host != members[0].Host })
 	isSet := slices.ContainsFunc(members, func(m *member) bool { return m.Share != Unset })
 	if tensors && linked && !isSet {
 		s.shareLinks(members)
+		s.planner.active, s.planner.shares = true, presentShares(members)
 		return
 	}
 	servers := slices.ContainsFunc(members, func(m *member) bool { return m.Role == RoleServer })

@@ -108,6 +108,19 @@ func (s *script) command(line string) {
 		m := barrierMessage(AllGroup, 0, 0, true)
 		m.Own = &pspb.Meta_Closed{Closed: &pspb.Closed{Counts: []uint32{2, 1}, Rounds: []uint64{20, 19}}}
 		s.step(values, nodeID(words[0]), m)
+	case "capacity": // Mbit/s
+		rate := func(name string) *float64 {
+			megabits, err := strconv.ParseFloat(values[name], 64)
+			if err != nil {
+				return nil
+			}
+			return proto.Float64(megabits * 1e6 / 8)
+		}
+		m := &pspb.Capacity{Up: rate("up"), Down: rate("down"), CarriedUp: rate("carried")}
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: m}})
+	case "promise": // of two tensors, and of a third that keeps its plan
+		m := &pspb.Promise{Plan: proto.Uint32(uint32(number(values["plan"], 0))), Counts: []uint32{2, 1}, Rounds: []uint64{uint64(number(values["round"], 0)), wire.NoRound}}
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Promise{Promise: m}})
 	case "leave":
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Leave{Leave: &pspb.Leave{Why: proto.String("it left by ValueError: a\x1b[2Jb\n")}}})
 	case "suspect":
@@ -147,9 +160,13 @@ func (s *script) joinMessage(words []string, values map[string]string) *pspb.Met
 	roles := map[string]Role{"server": RoleServer, "worker": RoleWorker, "scheduler": RoleScheduler, "nobody": 77}
 	colon := strings.LastIndex(words[1], ":")
 	host, port := words[1][:colon], words[1][colon+1:]
+	defaultShare := 1
+	if values["share"] == "unset" {
+		defaultShare = Unset
+	}
 	m := Member{
 		Role: roles[words[0]], Host: host, Port: number(port, 0), DataPort: number(port, 0) + 1,
-		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: number(values["share"], 1),
+		Incarnation: uint64(number(values["incarnation"], number(port, 0)*10)), Share: number(values["share"], defaultShare),
 		Place: uint32(number(values["place"], 0)), Protocol: uint32(number(values["protocol"], Protocol)),
 		Customer: number(values["customer"], 0), Classic: values["classic"] != "",
 	}

@@ -64,7 +64,10 @@ func FirstRounds(promises []Rounds) (first Rounds) {
 	for id := range uint32(length) {
 		newest := uint64(0)
 		for _, p := range promises {
-			begun, _ := p.Of(id)
+			begun, known := p.Of(id)
+			if !known {
+				begun = NoRound
+			}
 			newest = max(newest, begun)
 		}
 		if newest < NoRound-2 {

@@ -1,0 +1,214 @@
+package cluster
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"fptps/gocore/balance"
+	"fptps/gocore/plan"
+	"fptps/gocore/wire"
+)
+
+const (
+	// observeTime is the time between two looks at what links carry.
+	observeTime = 250 * time.Millisecond
+	// looks is the number of them after the latest report: balance.Watch wants to see a gain twice.
+	looks = 2
+	// promiseTime is how long workers have for their promises. Then the plan is withdrawn, and
+	// the next look is after retryTime.
+	promiseTime = 2 * time.Second
+	retryTime   = 5 * time.Second
+)
+
+// Capacity is what a node has found out about its link, in bytes per second; 0: nothing.
+type Capacity struct {
+	Up, Down               float64 // what it carries in each direction
+	CarriedUp, CarriedDown float64 // the most that it has carried so far, whatever the limit was
+}
+
+// planner decides which plan the cluster uses: it compares the present one with the best one for what links carry, and
+// introduces one plan at a time. Pure, as the scheduler is.
+type planner struct {
+	active   bool         // plans may change
+	shares   []plan.Share // of the present plan
+	number   uint32       // of the last plan that was announced
+	reports  map[int]Capacity
+	looks    int       // that are left
+	lookTime time.Time // of the next one
+	watch    balance.Watch
+	change   *change // that is being introduced; nil: none
+}
+
+// change is a plan for which the workers are asked for promises.
+type change struct {
+	number   uint32
+	shares   []plan.Share
+	promises map[int]wire.Rounds // by worker
+	deadline time.Time
+	why      string
+}
+
+// report takes a node's report.
+func (p *planner) report(now time.Time, id int, c Capacity) {
+	if !p.active || p.reports[id] == c {
+		return
+	}
+	p.reports[id] = c
+	if p.looks == 0 {
+		p.lookTime = now.Add(observeTime)
+	}
+	p.looks = looks
+}
+
+// look returns a better plan, if it is time to look for one and there is one.
+func (p *planner) look(now time.Time, members []*member) *change {
+	if p.looks == 0 || p.change != nil || now.Before(p.lookTime) {
+		return nil
+	}
+	p.looks--
+	p.lookTime = now.Add(observeTime)
+	hosts, known := p.hosts(members)
+	if !known {
+		return nil
+	}
+	better, err := p.watch.Observe(hosts, p.shares)
+	if err != nil || better == nil { // an error: a capacity is nonsense
+		return nil
+	}
+	p.number++
+	if uint16(p.number) == 0 { // headers have 16 bits, and 0 is the first plan
+		p.number++
+	}
+	p.change = &change{
+		number: p.number, shares: better.Shares, promises: map[int]wire.Rounds{}, deadline: now.Add(promiseTime),
+		why: p.describe(better, members),
+	}
+	return p.change
+}
+
+// promised takes a worker's answer. It returns the change once all workers have answered.
+func (p *planner) promised(id int, number uint32, begun wire.Rounds, workers int) *change {
+	c := p.change
+	if c == nil || number != c.number {
+		return nil
+	}
+	c.promises[id] = begun
+	if len(c.promises) < workers {
+		return nil
+	}
+	p.change, p.shares = nil, c.shares
+	p.looks = looks // at what it brings
+	return c
+}
+
+// overdue returns the change whose promises have not come in time: it is withdrawn.
+func (p *planner) overdue(now time.Time) *change {
+	c := p.change
+	if c == nil || now.Before(c.deadline) {
+		return nil
+	}
+	p.change, p.looks, p.lookTime = nil, looks, now.Add(retryTime)
+	return c
+}
+
+// due is when look or overdue has something to do; the zero time if nothing.
+func (p *planner) due() time.Time {
+	switch {
+	case p.change != nil:
+		return p.change.deadline
+	case p.looks > 0:
+		return p.lookTime
+	}
+	return time.Time{}
+}
+
+// hosts lists the links with their capacities; known reports whether at least one has been measured. A link that has not is
+// taken to be as fast as the fastest: if it is slower, it becomes the slowest under the next plan, and is measured
+// then. Of a link with several nodes behind it each node sees a part only: it counts as not measured.
+func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
+	list = hosts(members)
+	fastest := 0.0
+	for _, c := range p.reports {
+		known = known || c.Up > 0 || c.Down > 0
+		fastest = max(fastest, c.Up, c.Down, c.CarriedUp, c.CarriedDown)
+	}
+	for i := range list {
+		h := &list[i]
+		h.Up, h.Down = fastest, fastest
+		if len(h.Nodes) == 1 {
+			c := p.reports[int(h.Nodes[0].ID)]
+			h.Up, h.Down = orElse(c.Up, fastest), orElse(c.Down, fastest)
+		}
+		for n := range h.Nodes {
+			h.Nodes[n].Sums = 1000 * fastest
+		}
+	}
+	return list, known
+}
+
+// orElse is a capacity, or what is assumed where it is not known.
+func orElse(capacity, assumed float64) float64 {
+	if capacity > 0 {
+		return capacity
+	}
+	return assumed
+}
+
+// describe says what changes, and why.
+func (p *planner) describe(better *balance.Change, members []*member) string {
+	var moves, links []string
+	for _, m := range members {
+		from, to := percent(p.shares, m.ID), percent(better.Shares, m.ID)
+		if from != to {
+			moves = append(moves, fmt.Sprintf("%s %d%% -> %d%%", Name(m.ID), from, to))
+		}
+		c := p.reports[m.ID]
+		for _, direction := range []struct {
+			name string
+			rate float64
+		}{{"sends", c.Up}, {"receives", c.Down}} {
+			if direction.rate > 0 {
+				links = append(links, fmt.Sprintf("%s %s %.0f Mbit/s", Name(m.ID), direction.name, direction.rate*8/1e6))
+			}
+		}
+	}
+	gain := "the present plan cannot go on"
+	if !math.IsInf(better.Gain, 1) {
+		gain = fmt.Sprintf("a round takes %.0f%% longer now", 100*better.Gain)
+	}
+	return fmt.Sprintf("%s; %s, as %s", shorten(moves), gain, shorten(links))
+}
+
+// shorten joins the first of many texts.
+func shorten(texts []string) string {
+	const most = 12
+	if more := len(texts) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(texts[:most], ", "), more)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// percent is a node's part of the summing, rounded.
+func percent(shares []plan.Share, id int) int {
+	total, own := 0, 0
+	for _, s := range shares {
+		total += int(s.Share)
+		if int(s.Node) == id {
+			own = int(s.Share)
+		}
+	}
+	return int(math.Round(100 * float64(own) / float64(max(1, total))))
+}
+
+// presentShares lists the shares that the members have joined with, in the order of sharesOf in package node.
+func presentShares(members []*member) []plan.Share {
+	var shares []plan.Share
+	for _, m := range members {
+		shares = append(shares, plan.Share{Node: uint32(m.ID), Share: uint32(max(0, m.Share))})
+	}
+	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
+	return shares
+}

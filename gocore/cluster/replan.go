@@ -1,0 +1,141 @@
+package cluster
+
+import (
+	"errors"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/plan"
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+// A new plan takes three messages, in each worker's order: PREPARE from the scheduler, the worker's promise not to begin
+// more than one further round of each tensor, and COMMIT with each tensor's first round under the new plan, or
+// ABORT. Tensors are declared in the same order: one that is declared after COMMIT starts under the new plan on all workers.
+
+var errNoSuchNode = errors.New("a node of it is not in the cluster")
+
+// stepCapacity takes a node's report.
+func (s *Scheduler) stepCapacity(now time.Time, from *member, c *pspb.Capacity) {
+	s.planner.report(now, from.ID, Capacity{
+		Up: sensible(c.GetUp()), Down: sensible(c.GetDown()), CarriedUp: sensible(c.GetCarriedUp()), CarriedDown: sensible(c.GetCarriedDown()),
+	})
+}
+
+// sensible is a rate in bytes per second that a link may have, else 0: not known.
+func sensible(rate float64) float64 {
+	if rate >= 1e3 && rate <= 1e12 {
+		return rate
+	}
+	return 0
+}
+
+// tickPlans announces a better plan, and withdraws one whose promises do not come.
+func (s *Scheduler) tickPlans(now time.Time) {
+	if s.finals == 0 { // a node may still be connecting
+		return
+	}
+	if c := s.planner.overdue(now); c != nil {
+		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Abort{Abort: &pspb.Abort{Plan: proto.Uint32(c.number)}}})
+		s.do(Note{Text: "a new plan was withdrawn: " + s.unpromised(c)})
+	}
+	if c := s.planner.look(now, s.inOrder()); c != nil {
+		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Prepare{Prepare: &pspb.Prepare{Plan: proto.Uint32(c.number)}}})
+	}
+}
+
+// unpromised names the workers that have not promised.
+func (s *Scheduler) unpromised(c *change) string {
+	var missing []string
+	for _, m := range s.inOrder() {
+		if _, promised := c.promises[m.ID]; m.Role == RoleWorker && !promised {
+			missing = append(missing, Name(m.ID))
+		}
+	}
+	return shorten(missing) + " did not answer within " + promiseTime.String()
+}
+
+func (s *Scheduler) stepPromise(from *member, own *pspb.Promise) {
+	if from.Role != RoleWorker {
+		return
+	}
+	begun := wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()}
+	c := s.planner.promised(from.ID, own.GetPlan(), begun, len(s.view.Workers()))
+	if c == nil {
+		return
+	}
+	all := make([]wire.Rounds, 0, len(c.promises))
+	for _, promise := range c.promises {
+		all = append(all, promise)
+	}
+	first := wire.FirstRounds(all)
+	commit := &pspb.Commit{Plan: proto.Uint32(c.number), Counts: first.Counts, Rounds: first.Last}
+	for _, share := range c.shares {
+		commit.Share = append(commit.Share, &pspb.Commit_Share{Node: proto.Int32(int32(share.Node)), Share: proto.Uint32(share.Share)})
+	}
+	s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Commit{Commit: commit}})
+	s.do(Planned{Number: c.number, Why: c.why})
+}
+
+// toWorkers sends each worker a message of its own.
+func (s *Scheduler) toWorkers(m *pspb.Meta) {
+	for _, id := range s.ids() {
+		if s.members[id].Role == RoleWorker {
+			s.send(id, proto.Clone(m).(*pspb.Meta))
+		}
+	}
+}
+
+// inOrder lists the members as ids does.
+func (s *Scheduler) inOrder() []*member {
+	members := make([]*member, 0, len(s.members))
+	for _, id := range s.ids() {
+		members = append(members, s.members[id])
+	}
+	return members
+}
+
+// Report tells the scheduler what this node has found out about its link.
+func (p *Postoffice) Report(c Capacity) {
+	p.loop.do(func() {
+		if p.failure != nil {
+			return
+		}
+		p.send(&pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: &pspb.Capacity{
+			Up: positive(c.Up), Down: positive(c.Down), CarriedUp: positive(c.CarriedUp), CarriedDown: positive(c.CarriedDown),
+		}}})
+	})
+}
+
+// positive is a message's field, left out if x is 0.
+func positive(x float64) *float64 {
+	if x == 0 {
+		return nil
+	}
+	return &x
+}
+
+func (p *Postoffice) prepare(own *pspb.Prepare) {
+	begun := p.events.promise()
+	p.send(&pspb.Meta{Own: &pspb.Meta_Promise{Promise: &pspb.Promise{Plan: own.Plan, Counts: begun.Counts, Rounds: begun.Last}}})
+}
+
+func (p *Postoffice) commit(own *pspb.Commit) {
+	var shares []plan.Share
+	for _, s := range own.GetShare() {
+		shares = append(shares, plan.Share{Node: uint32(s.GetNode()), Share: s.GetShare()})
+	}
+	next, err := plan.New(shares)
+	for _, s := range shares {
+		if m := p.View().Member(int(s.Node)); m.ID == 0 || m.Role == RoleScheduler {
+			err = errNoSuchNode
+		}
+	}
+	if err != nil {
+		p.lose(wire.SchedulerID, "it sent a plan that makes no sense: "+err.Error())
+		return
+	}
+	p.events.commit(own.GetPlan(), next, wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()})
+}
