@@ -45,6 +45,9 @@ func (n *Node) runMember() error {
 		n.mu.state, n.mu.hasJoined = joined, true
 	}
 	n.mu.Unlock()
+	if post.View().Replans {
+		go n.guard(func() error { n.reportCapacities(tr, post); return nil })
+	}
 	if n.config.Role == cluster.RoleWorker || n.config.PS {
 		n.endLife(nil)
 	} else {
@@ -97,7 +100,8 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed}
+	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -192,7 +196,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // tensors holds a node's parts that handle tensors.
 type tensors struct {
 	worker      *kv.Worker
-	aggregators []uint32      // nodes that sum
+	aggregators []uint32      // nodes that sum, or may later
 	lanes       []*kv.Handler // of the data plane
 }
 
@@ -221,6 +225,12 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 		lanes[i] = tr.Lane(i)
 	}
 	t := &tensors{aggregators: shares.Aggregators()}
+	if view.Replans {
+		t.aggregators = t.aggregators[:0]
+		for _, m := range append(view.Servers(), view.Workers()...) {
+			t.aggregators = append(t.aggregators, uint32(m.ID))
+		}
+	}
 	if n.config.Role == cluster.RoleWorker {
 		t.worker = n.newWorker(view, shares, lanes)
 	}

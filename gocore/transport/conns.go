@@ -23,6 +23,7 @@ type conn struct {
 	waits  report // how long the peer's packets have waited on their way here
 	waited report // how long this node's have on their way there, as the peer says
 	queued report // how long packets from all hosts wait before the peer's link, as it says
+	uplink report // how long those of the peer wait at least, wherever they go, as it says
 
 	// Guarded by Transport.mu.
 	queue       queue
@@ -46,6 +47,8 @@ type connSet struct {
 	link        pace    // of all traffic that leaves this host
 	bound       float64 // what its rate is at most, bytes per second; 0: not known
 	uplink      uplink  // learns its rate
+	up          capacity
+	acked       uint64  // bytes that all peers have acknowledged
 	virtualTime float64 // start tag of the last write
 
 	waiting int // connections with other hosts that had packets to send at the last choice
@@ -140,11 +143,21 @@ func (t *connSet) charge(c *conn, bytes int) {
 // the connection has more packets.
 func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
 	c.window.step(now, p)
-	c.flow.acked, c.flow.wait = p.acked, p.queued()
+	t.acked += p.acked - c.flow.acked
+	c.flow.acked, c.flow.wait, c.flow.way = p.acked, p.queued(), p.queued()+p.there
 	t.uplink.observe(now, &c.flow, left)
+	t.up.observe(now, t.acked, t.uplink.stands())
 	if t.link.rate = t.uplink.limit(); t.link.rate == 0 || t.bound > 0 && t.bound < t.link.rate {
 		t.link.rate = t.bound
 	}
+}
+
+// ownWait is the time that packets wait before the link of this host, at most.
+func (t *connSet) ownWait() time.Duration {
+	if !t.up.limits() {
+		return 0
+	}
+	return t.uplink.shortest()
 }
 
 // due is the time at which the pace of the link allows a write to n.

@@ -80,13 +80,14 @@ func clock(now time.Duration) uint32 { return uint32(now / time.Microsecond) }
 
 // stamps are the fields of a header by which two hosts observe the path between them.
 type stamps struct {
-	sent, waited uint32
-	queue        uint16
+	sent, waited  uint32
+	queue, uplink uint16
 }
 
-// stamps returns the stamps of packets that are written now. queue is the least time that packets to this host wait.
-func (c *conn) stamps(now, queue time.Duration) stamps {
-	s := stamps{sent: max(1, clock(now)), queue: uint16(queue / queueUnit)}
+// stamps returns the stamps of packets that are written now. queue is the least time that packets to this host wait, and uplink
+// the least that its own wait.
+func (c *conn) stamps(now, queue, uplink time.Duration) stamps {
+	s := stamps{sent: max(1, clock(now)), queue: uint16(queue / queueUnit), uplink: uint16(min(uplink/queueUnit, math.MaxUint16))}
 	if wait, ok := c.waits.get(now, freshTime); ok {
 		s.waited = uint32(wait/time.Microsecond) + 1
 	}
@@ -94,7 +95,9 @@ func (c *conn) stamps(now, queue time.Duration) stamps {
 }
 
 // put sets the fields.
-func (s stamps) put(h *wire.Header) { h.Sent, h.Waited, h.Queue = s.sent, s.waited, s.queue }
+func (s stamps) put(h *wire.Header) {
+	h.Sent, h.Waited, h.Queue, h.Uplink = s.sent, s.waited, s.queue, s.uplink
+}
 
 // observe takes the fields of a header that has just arrived from another host.
 func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
@@ -103,23 +106,37 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 		c.waited.set(now, time.Duration(h.Waited-1)*time.Microsecond)
 	}
 	c.queued.set(now, time.Duration(h.Queue)*queueUnit)
+	c.uplink.set(now, time.Duration(h.Uplink)*queueUnit)
+	r.linked += wire.HeaderBytes + uint64(h.WireLen)*uint64(1+h.Ahead)
 	if now-r.compared >= compareTime {
 		r.compared = now
-		r.t.queue.set(now, r.queue(now))
+		queue, own := r.queue(now)
+		r.t.queue.set(now, queue)
+		r.t.mu.Lock()
+		r.t.mu.down.observe(now, r.linked, own >= standTime)
+		r.t.mu.Unlock()
 	}
 }
 
 // queue is the time that packets wait before the link of this host: the shortest wait among
-// all hosts that send at present. With a single sender it is 0, because the queue may be before that sender's link.
-func (r *receiver) queue(now time.Duration) time.Duration {
-	senders, least := 0, longestWait
+// all hosts that send at present. With a single sender it is 0, because the queue may be before that sender's link. own
+// leaves out what each of them says its packets wait at least, wherever they go.
+func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
+	senders := 0
+	queue, own = math.MaxUint16*queueUnit, longestWait
 	for _, c := range r.conns {
-		if wait, ok := c.waits.get(now, sendingTime); ok && c.remote {
-			senders, least = senders+1, min(least, wait)
+		wait, ok := c.waits.get(now, sendingTime)
+		if !ok || !c.remote {
+			continue
 		}
+		uplink, _ := c.uplink.get(now, freshTime)
+		senders, queue, own = senders+1, min(queue, wait), min(own, wait-uplink)
 	}
 	if senders < 2 {
-		return 0
+		queue = 0
 	}
-	return min(least, math.MaxUint16*queueUnit)
+	if senders == 0 {
+		own = 0
+	}
+	return queue, own
 }

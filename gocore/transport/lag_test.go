@@ -106,7 +106,7 @@ func TestStampsOfAPartlyWrittenHeader(t *testing.T) {
 	for time := uint32(1); !q.empty(); time++ {
 		b := &batches[time%2]
 		b.fill(&q, 1000, train)
-		vector, n := b.encode(stamps{time, time, uint16(time)})
+		vector, n := b.encode(stamps{time, time, uint16(time), uint16(time)})
 		n = rng.IntN(min(n, 150) + 1)
 		left := n
 		for _, v := range vector {
@@ -119,7 +119,7 @@ func TestStampsOfAPartlyWrittenHeader(t *testing.T) {
 	}
 	var h wire.Header
 	for last := uint32(0); stream.Len() > 0; last = h.Sent {
-		if err := h.Get(stream.Next(wire.HeaderBytes)); err != nil || h.Sent < last || h.Waited != h.Sent || h.Queue != uint16(h.Sent) {
+		if err := h.Get(stream.Next(wire.HeaderBytes)); err != nil || h.Sent < last || h.Waited != h.Sent || h.Queue != uint16(h.Sent) || h.Uplink != h.Queue {
 			t.Fatalf("%+v after a header of %d: %v", h, last, err)
 		}
 		stream.Next(int(h.WireLen))
@@ -167,7 +167,32 @@ func TestQueueBeforeTheReceiver(t *testing.T) {
 		"one does not wait": {conns(3*ms, 2*ms, 0), 0}, "one has sent nothing for a while": {silent, 2 * ms},
 		"one is on this host": {near, 2 * ms}, "too long for a header": {conns(time.Hour, time.Hour), math.MaxUint16 * queueUnit},
 	} {
-		if got := tc.r.queue(now); got != tc.want {
+		if got, _ := tc.r.queue(now); got != tc.want {
+			t.Errorf("%s: %v, expected %v", name, got, tc.want)
+		}
+	}
+}
+
+// It is before the receiver's own link if packets of one sender wait nowhere else: all others may wait before their own links.
+func TestQueueBeforeTheReceiversOwnLink(t *testing.T) {
+	const now = time.Second
+	for name, tc := range map[string]struct {
+		waits, uplinks []time.Duration
+		want           time.Duration
+	}{
+		"nobody": {}, "a sender that sends to nobody else quickly": {[]time.Duration{3 * ms}, []time.Duration{3 * ms}, 0},
+		"a sender that sends to others quickly": {[]time.Duration{3 * ms}, []time.Duration{0}, 3 * ms},
+		"one sender's packets wait everywhere":  {[]time.Duration{9 * ms, 4 * ms}, []time.Duration{5 * ms, 0}, 4 * ms},
+		"all do":                                {[]time.Duration{5 * ms, 4 * ms}, []time.Duration{5 * ms, 4 * ms}, 0},
+	} {
+		r := &receiver{conns: map[uint32]*conn{}}
+		for i, wait := range tc.waits {
+			c := &conn{remote: true}
+			c.waits.set(now, wait)
+			c.uplink.set(now, tc.uplinks[i])
+			r.conns[uint32(i)] = c
+		}
+		if _, got := r.queue(now); got != tc.want {
 			t.Errorf("%s: %v, expected %v", name, got, tc.want)
 		}
 	}

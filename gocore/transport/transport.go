@@ -46,6 +46,7 @@ type Transport struct {
 	sys         system
 	count       *counters // common to all lanes
 	queue       report    // before the link of this host, by packets that arrive
+	uplink      report    // the least time that packets to any other host wait on their way
 
 	handshakeTimeout time.Duration // from accept to the answer
 	accepting        *pending      // handshakes that peers began
@@ -66,6 +67,7 @@ type Transport struct {
 		leaving          bool         // Goodbye was called: Send drops
 		failure          error        // why the data plane failed
 		conns            connSet
+		down             capacity          // of the link of this host
 		expect           map[uint32]uint64 // nodes that may connect, and their incarnations
 		reserved         map[uint32]bool   // peers with a handshake in progress
 		ending           map[uint32]bool   // peers for which Handler.Lost is about to be called

@@ -47,6 +47,7 @@ type flow struct {
 	at    time.Duration // of the last observation
 	acked uint64        // bytes acknowledged then
 	wait  time.Duration // of recent packets, in this direction, less what packets of all hosts wait before the peer's link
+	way   time.Duration // the whole wait
 
 	measurement int // that the mark belongs to
 	markAt      time.Duration
@@ -125,6 +126,15 @@ func (u *uplink) observe(now time.Duration, f *flow, waiting bool) {
 // before this host's link.
 func (u *uplink) stands() bool {
 	return len(u.active) > 0 && !slices.ContainsFunc(u.active, func(f *flow) bool { return f.wait < standTime })
+}
+
+// shortest is the least time that packets to any peer wait on their way: they do not wait longer before this host's link. It is 0
+// without packets to send.
+func (u *uplink) shortest() time.Duration {
+	if len(u.active) == 0 {
+		return 0
+	}
+	return slices.MinFunc(u.active, func(a, b *flow) int { return cmp.Compare(a.way, b.way) }).way
 }
 
 // restart begins another measurement.

@@ -53,6 +53,7 @@ func (w *writer) finish() (wake *poller) {
 		t.mu.conns.link.spend(w.now, w.wrote)
 		if w.measured {
 			t.mu.conns.learn(w.now, c, w.path, !c.queue.empty() || w.full)
+			t.uplink.set(w.now, t.mu.conns.ownWait())
 		}
 		c.window.refused = c.window.refused || w.full
 	}
@@ -86,7 +87,8 @@ func (w *writer) transmit() {
 	var s stamps
 	if c.remote {
 		queue, _ := w.t.queue.get(w.now, freshTime)
-		s = c.stamps(w.now, queue)
+		uplink, _ := w.t.uplink.get(w.now, freshTime)
+		s = c.stamps(w.now, queue, uplink)
 	}
 	vector, bytes := w.batch.encode(s)
 	n, errno := w.t.write(c, vector)

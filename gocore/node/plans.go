@@ -1,0 +1,69 @@
+package node
+
+import (
+	"math"
+	"time"
+
+	"fptps/gocore/cluster"
+	"fptps/gocore/kv"
+	"fptps/gocore/plan"
+	"fptps/gocore/transport"
+	"fptps/gocore/wire"
+)
+
+const (
+	// reportTime is the time between two looks at what this node's link carries.
+	reportTime = 100 * time.Millisecond
+	// news is the least change of a capacity that is reported: measurements differ by 4%.
+	news = 0.06
+)
+
+// reportCapacities tells the scheduler what this node's link carries, whenever that has changed.
+func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffice) {
+	ticker := time.NewTicker(reportTime)
+	defer ticker.Stop()
+	var last cluster.Capacity
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		c := cluster.Capacity(tr.Capacity())
+		if differs(c.Up, last.Up) || differs(c.Down, last.Down) || differs(c.CarriedUp, last.CarriedUp) || differs(c.CarriedDown, last.CarriedDown) {
+			last = c
+			post.Report(c)
+		}
+	}
+}
+
+// differs reports whether a capacity is news.
+func differs(now, last float64) bool {
+	return (now == 0) != (last == 0) || math.Abs(now-last) > news*last
+}
+
+// worker returns the node's worker; nil on a server.
+func (n *Node) worker() *kv.Worker {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.worker
+}
+
+func (n *Node) onPrepare() wire.Rounds {
+	if w := n.worker(); w != nil {
+		return w.Promise()
+	}
+	return wire.Rounds{}
+}
+
+func (n *Node) onCommit(number uint32, p *plan.Plan, first wire.Rounds) {
+	if w := n.worker(); w != nil {
+		w.Commit(number, p, first)
+	}
+}
+
+func (n *Node) onAbort() {
+	if w := n.worker(); w != nil {
+		w.Abort()
+	}
+}

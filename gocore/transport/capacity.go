@@ -1,0 +1,111 @@
+package transport
+
+import (
+	"slices"
+	"time"
+
+	"fptps/gocore/wire"
+)
+
+// Capacity is what a node has found out about its link, in bytes per second of TCP payload; 0: nothing.
+type Capacity struct {
+	Up, Down               float64 // what it carries in each direction
+	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
+}
+
+const (
+	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least.
+	capacityTime  = 60 * time.Millisecond
+	capacityBytes = 64 * wire.PacketBytes
+	// carryTime and carryBytes are the least over which the most that was carried counts: a link may
+	// send some 100 KB at once after a pause. It is remembered for carryFor to twice that.
+	carryTime  = 100 * time.Millisecond
+	carryBytes = 64 * wire.PacketBytes
+	carryFor   = 10 * time.Second
+	// A link that carries more than risenGain times its capacity has become faster.
+	risenGain = 1.25
+	// A link that sends less than idleGain of what it has sent lately is not what limits.
+	idleGain = 0.7
+)
+
+// capacity estimates what a link carries in one direction. It is pure: the times are arguments. While a queue stands
+// before the link, what passes is its capacity. Without a queue something else is the limit, and nothing is learned but
+// that the link carries at least that much.
+type capacity struct {
+	rates []float64 // the last measurements, at most kept
+	known float64   // that some of them have agreed on; 0: none
+
+	measuring bool
+	begun     time.Duration // of the present measurement
+	mark      uint64        // bytes that had passed then
+
+	window     time.Duration // begin of the present carryTime
+	windowMark uint64
+	present    float64    // what passed in the last one
+	most       [2]float64 // the most in a carryTime: of the present carryFor, and of the last
+	mostBegun  time.Duration
+}
+
+// observe takes the bytes that have passed until now. queue reports whether packets wait before this link.
+func (c *capacity) observe(now time.Duration, passed uint64, queue bool) {
+	c.carry(now, passed)
+	switch {
+	case !queue:
+		c.measuring = false
+	case !c.measuring:
+		c.measuring, c.begun, c.mark = true, now, passed
+	case now-c.begun >= capacityTime && passed-c.mark >= capacityBytes:
+		c.measured(float64(passed-c.mark) / (now - c.begun).Seconds())
+		c.begun, c.mark = now, passed
+	}
+}
+
+// measured takes a measurement.
+func (c *capacity) measured(rate float64) {
+	c.rates = append(c.rates, rate)
+	c.rates = c.rates[max(0, len(c.rates)-kept):]
+	if most := slices.Max(c.rates); len(c.rates) == kept && slices.Min(c.rates) >= agreement*most {
+		c.known = most
+	}
+}
+
+// carry records what passes, whatever the limit is.
+func (c *capacity) carry(now time.Duration, passed uint64) {
+	if now-c.mostBegun >= carryFor {
+		c.most, c.mostBegun = [2]float64{0, c.most[0]}, now
+	}
+	if now-c.window < carryTime {
+		return
+	}
+	c.present = float64(passed-c.windowMark) / (now - c.window).Seconds()
+	if passed-c.windowMark >= carryBytes || c.present < c.most[0] {
+		c.most[0] = max(c.most[0], c.present)
+		if c.known > 0 && c.present > risenGain*c.known {
+			c.known, c.rates = 0, nil
+		}
+		c.window, c.windowMark = now, passed
+	}
+}
+
+// carried is the most that has passed lately, in bytes per second.
+func (c *capacity) carried() float64 { return max(c.most[0], c.most[1]) }
+
+// limits reports whether this link may be what limits its packets: less passes than lately where something else does.
+func (c *capacity) limits() bool { return c.present >= idleGain*max(c.known, c.carried()) }
+
+// Capacity returns what this node's link carries, over all lanes.
+func (t *Transport) Capacity() Capacity {
+	sum := t.laneCapacity()
+	for _, l := range t.others() {
+		c := l.laneCapacity()
+		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.CarriedUp + c.CarriedUp, sum.CarriedDown + c.CarriedDown}
+	}
+	return sum
+}
+
+func (t *Transport) laneCapacity() Capacity {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	up, down := &t.mu.conns.up, &t.mu.down
+	return Capacity{up.known, down.known, up.carried(), down.carried()}
+}
