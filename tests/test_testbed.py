@@ -104,6 +104,41 @@ def test_the_rates_of_links_are_learned():
     assert rates == pytest.approx([60e6, 60e6], rel=0.1)
 
 
+MOVE = """
+import numpy as np
+import fptps
+
+with fptps.KVWorker() as kv:
+    n = kv.num_workers
+    count = np.arange(1, 1_000_001, dtype=np.float32) % 1000
+    gradient = np.zeros_like(count)
+    kv.init_all({key: gradient for key in range(3)})
+    plans = [0]
+    for step in range(1, 200):
+        if min(plans) > 0:
+            break
+        arrays = [count * (kv.rank + step + key) for key in range(3)]
+        for ticket in [kv.push_pull(key, array, out=array) for key, array in enumerate(arrays)]:
+            ticket.result()
+        for key, array in enumerate(arrays):
+            assert np.array_equal(array, count * (n * (step + key) + n * (n - 1) // 2)), (step, key)
+        plans = kv.allgather_object(kv.stats().plan)
+    shares = kv.stats().shares
+    print(min(plans) > 0, shares.get("server 0", 0) < 0.2, kv.clock(0) == [step - 1] * n, f"{sum(shares.values()):.3f}")
+"""
+"""A program that sums 12 MB again and again until the plan has changed. All sums are exact."""
+
+
+@needs_network
+def test_a_slow_link_is_given_less(monkeypatch):
+    monkeypatch.setenv("PS_VERBOSE", "1")
+    with testbed.TestBed(3, 1, "100mbit", {"server:0": "20mbit"}) as bed:
+        code, out, err = run(bed, [sys.executable, "-c", MOVE])
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[worker {rank}] True True True 1.000" for rank in range(3)]
+    assert "scheduler: plan 1 of the summing: server 0 40% -> " in err
+
+
 @needs_network
 @pytest.mark.parametrize(("rate", "sends"), [("20mbit,400mbit", True), ("400mbit,20mbit", False)])
 def test_set_rate_during_a_run(gate, rate, sends):

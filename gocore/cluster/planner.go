@@ -21,6 +21,14 @@ const (
 	// the next look is after retryTime.
 	promiseTime = 2 * time.Second
 	retryTime   = 5 * time.Second
+	// A plan has to gain minGain, and that much more for each change in the last calmTime: what
+	// is measured varies, and no plan should follow that.
+	minGain  = 0.05
+	calmTime = time.Minute
+	// A link of alikeGain of the fastest or more counts as equal to it.
+	alikeGain = 0.9
+	// What a link has carried at most may be too high by a third, as a burst may have been part of it.
+	burstGain = 0.75
 )
 
 // Capacity is what a node has found out about its link, in bytes per second; 0: nothing.
@@ -39,7 +47,8 @@ type planner struct {
 	looks    int       // that are left
 	lookTime time.Time // of the next one
 	watch    balance.Watch
-	change   *change // that is being introduced; nil: none
+	change   *change     // that is being introduced; nil: none
+	changed  []time.Time // when plans were put into force, in the last calmTime
 }
 
 // change is a plan for which the workers are asked for promises.
@@ -75,7 +84,11 @@ func (p *planner) look(now time.Time, members []*member) *change {
 		return nil
 	}
 	better, err := p.watch.Observe(hosts, p.shares)
-	if err != nil || better == nil { // an error: a capacity is nonsense
+	if err != nil || better == nil || better.Gain < minGain { // an error: a capacity is nonsense
+		return nil
+	}
+	if better.Gain < p.leastGain(now) {
+		p.looks, p.lookTime = looks, now.Add(retryTime)
 		return nil
 	}
 	p.number++
@@ -89,8 +102,14 @@ func (p *planner) look(now time.Time, members []*member) *change {
 	return p.change
 }
 
+// leastGain is what a plan has to gain now.
+func (p *planner) leastGain(now time.Time) float64 {
+	p.changed = slices.DeleteFunc(p.changed, func(at time.Time) bool { return now.Sub(at) >= calmTime })
+	return minGain * float64(1+len(p.changed))
+}
+
 // promised takes a worker's answer. It returns the change once all workers have answered.
-func (p *planner) promised(id int, number uint32, begun wire.Rounds, workers int) *change {
+func (p *planner) promised(now time.Time, id int, number uint32, begun wire.Rounds, workers int) *change {
 	c := p.change
 	if c == nil || number != c.number {
 		return nil
@@ -100,6 +119,7 @@ func (p *planner) promised(id int, number uint32, begun wire.Rounds, workers int
 		return nil
 	}
 	p.change, p.shares = nil, c.shares
+	p.changed = append(p.changed, now)
 	p.looks = looks // at what it brings
 	return c
 }
@@ -130,31 +150,34 @@ func (p *planner) due() time.Time {
 // then. Of a link with several nodes behind it each node sees a part only: it counts as not measured.
 func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	list = hosts(members)
-	fastest := 0.0
+	fastest, carried := 0.0, 0.0
 	for _, c := range p.reports {
-		known = known || c.Up > 0 || c.Down > 0
-		fastest = max(fastest, c.Up, c.Down, c.CarriedUp, c.CarriedDown)
+		fastest = max(fastest, c.Up, c.Down)
+		carried = max(carried, c.CarriedUp, c.CarriedDown)
+	}
+	if fastest == 0 {
+		return list, false
+	}
+	if fastest < burstGain*carried { // of the fast links none was measured
+		fastest = carried
+	}
+	capacity := func(measured float64) float64 {
+		if measured == 0 || measured >= alikeGain*fastest {
+			return fastest
+		}
+		return measured
 	}
 	for i := range list {
-		h := &list[i]
-		h.Up, h.Down = fastest, fastest
+		h, c := &list[i], Capacity{}
 		if len(h.Nodes) == 1 {
-			c := p.reports[int(h.Nodes[0].ID)]
-			h.Up, h.Down = orElse(c.Up, fastest), orElse(c.Down, fastest)
+			c = p.reports[int(h.Nodes[0].ID)]
 		}
+		h.Up, h.Down = capacity(c.Up), capacity(c.Down)
 		for n := range h.Nodes {
 			h.Nodes[n].Sums = 1000 * fastest
 		}
 	}
-	return list, known
-}
-
-// orElse is a capacity, or what is assumed where it is not known.
-func orElse(capacity, assumed float64) float64 {
-	if capacity > 0 {
-		return capacity
-	}
-	return assumed
+	return list, true
 }
 
 // describe says what changes, and why.
@@ -175,11 +198,7 @@ func (p *planner) describe(better *balance.Change, members []*member) string {
 			}
 		}
 	}
-	gain := "the present plan cannot go on"
-	if !math.IsInf(better.Gain, 1) {
-		gain = fmt.Sprintf("a round takes %.0f%% longer now", 100*better.Gain)
-	}
-	return fmt.Sprintf("%s; %s, as %s", shorten(moves), gain, shorten(links))
+	return fmt.Sprintf("%s; rounds take %.0f%% longer without, as %s", shorten(moves), 100*better.Gain, shorten(links))
 }
 
 // shorten joins the first of many texts.

@@ -57,12 +57,12 @@ func (s *Scheduler) unpromised(c *change) string {
 	return shorten(missing) + " did not answer within " + promiseTime.String()
 }
 
-func (s *Scheduler) stepPromise(from *member, own *pspb.Promise) {
+func (s *Scheduler) stepPromise(now time.Time, from *member, own *pspb.Promise) {
 	if from.Role != RoleWorker {
 		return
 	}
 	begun := wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()}
-	c := s.planner.promised(from.ID, own.GetPlan(), begun, len(s.view.Workers()))
+	c := s.planner.promised(now, from.ID, own.GetPlan(), begun, len(s.view.Workers()))
 	if c == nil {
 		return
 	}

@@ -183,7 +183,7 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 		s.stepCapacity(now, sender, own.Capacity)
 		return
 	case *pspb.Meta_Promise:
-		s.stepPromise(sender, own.Promise)
+		s.stepPromise(now, sender, own.Promise)
 		return
 	}
 	switch {

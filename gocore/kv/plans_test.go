@@ -328,6 +328,9 @@ func TestNewTensorsStartUnderTheNewPlan(t *testing.T) {
 	d.Commit(7, p, wire.Rounds{})
 	d.must(d.Init(1, wire.Float32, wire.Sync, make([]byte, 4)))
 	d.declare(0, nil)
+	if s := d.Stats(); s.Plan != 7 || len(s.Shares) != 1 || s.Shares["server 1"] != 1 {
+		t.Errorf("stats: plan %d, shares %v", s.Plan, s.Shares)
+	}
 	if m := d.sent[0]; m.node != 10 || m.Header.Plan != 7 {
 		t.Errorf("round 0 goes to node %d under plan %d", m.node, m.Header.Plan)
 	}

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"math"
+	"reflect"
 	"testing"
 	"unsafe"
 
@@ -246,8 +247,8 @@ func TestTensorInfoAndStats(t *testing.T) {
 	d.must(d.Skip(1)) // waits, so it is no round yet
 	d.letGo()
 	d.sums(1, 1, 0)
-	got, want := d.Stats(), WorkerStats{Tensors: 2, Rounds: 4, BytesPushed: 2 * size, BytesPulled: 2*size + wire.PacketBytes}
-	if got != want {
+	got, want := d.Stats(), WorkerStats{Tensors: 2, Rounds: 4, BytesPushed: 2 * size, BytesPulled: 2*size + wire.PacketBytes, Shares: map[string]float64{"server 0": 1}}
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, expected %+v", got, want)
 	}
 }

@@ -68,6 +68,9 @@ type WorkerStats struct {
 	Steps       uint64 `json:"steps"`        // rounds after init / tensor count, 0 until that is set
 	BytesPushed uint64 `json:"bytes_pushed"` // of the caller's arrays
 	BytesPulled uint64 `json:"bytes_pulled"` // of sums, each counted once however many pulls it serves, and of tables' rows
+
+	Plan   uint32             `json:"plan"`   // number of the plan; that of the start is 0
+	Shares map[string]float64 `json:"shares"` // of the summing, by name of the node; without those that sum nothing
 }
 
 // NewWorker makes a worker without any keys.
@@ -333,6 +336,10 @@ func (w *Worker) Stats() WorkerStats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.mu.stats
+	s.Plan, s.Shares = w.mu.plan.number, map[string]float64{}
+	for _, node := range w.mu.plan.plan.Aggregators() {
+		s.Shares[w.Name(node)] = w.mu.plan.plan.Fraction(node)
+	}
 	if w.mu.perStep > 0 {
 		s.Steps = (s.Rounds - min(s.Rounds, uint64(s.Tensors))) / w.mu.perStep
 	}

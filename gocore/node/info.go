@@ -75,7 +75,7 @@ func (n *Node) Stats() Stats {
 	n.mu.Lock()
 	worker, tr := n.mu.worker, n.mu.transport
 	n.mu.Unlock()
-	var s Stats
+	s := Stats{WorkerStats: kv.WorkerStats{Shares: map[string]float64{}}}
 	if worker != nil {
 		s.WorkerStats = worker.Stats()
 	}

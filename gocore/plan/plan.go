@@ -57,6 +57,16 @@ func (p *Plan) Aggregators() []uint32 {
 	return nodes
 }
 
+// Fraction is the part of the summing that node does.
+func (p *Plan) Fraction(node uint32) float64 {
+	for _, s := range p.shares {
+		if s.Node == node {
+			return float64(s.Share) / float64(p.total)
+		}
+	}
+	return 0
+}
+
 // Cut appends to runs the cut of a tensor of size bytes: at most one run per
 // aggregator, in ascending order; together they hold every packet once.
 //

@@ -17,11 +17,13 @@ const (
 	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least.
 	capacityTime  = 60 * time.Millisecond
 	capacityBytes = 64 * wire.PacketBytes
-	// carryTime and carryBytes are the least over which the most that was carried counts: a link may
-	// send some 100 KB at once after a pause. It is remembered for carryFor to twice that.
-	carryTime  = 100 * time.Millisecond
-	carryBytes = 64 * wire.PacketBytes
-	carryFor   = 10 * time.Second
+	// It is known if as many measurements as samples differ by no more than alike.
+	samples = 5
+	alike   = 0.94
+	// A link has carried what it has in each of a few spans of carryTime: it may send some 100 KB at once after a pause,
+	// and a process that stood still reads what has come meanwhile at once. It is remembered for carryFor to twice that.
+	carryTime = 100 * time.Millisecond
+	carryFor  = 10 * time.Second
 	// A link that carries more than risenGain times its capacity has become faster.
 	risenGain = 1.25
 	// A link that sends less than idleGain of what it has sent lately is not what limits.
@@ -32,18 +34,18 @@ const (
 // before the link, what passes is its capacity. Without a queue something else is the limit, and nothing is learned but
 // that the link carries at least that much.
 type capacity struct {
-	rates []float64 // the last measurements, at most kept
+	rates []float64 // the last measurements, at most samples
 	known float64   // that some of them have agreed on; 0: none
 
 	measuring bool
 	begun     time.Duration // of the present measurement
 	mark      uint64        // bytes that had passed then
 
-	window     time.Duration // begin of the present carryTime
-	windowMark uint64
-	present    float64    // what passed in the last one
-	most       [2]float64 // the most in a carryTime: of the present carryFor, and of the last
-	mostBegun  time.Duration
+	span     time.Duration // begin of the present carryTime
+	spanMark uint64
+	spans    [3]float64 // what has passed in the last ones; the latest first
+	most     [2]float64    // the most that it has carried: in the present carryFor, and in the last
+	mostFrom time.Duration
 }
 
 // observe takes the bytes that have passed until now. queue reports whether packets wait before this link.
@@ -63,35 +65,35 @@ func (c *capacity) observe(now time.Duration, passed uint64, queue bool) {
 // measured takes a measurement.
 func (c *capacity) measured(rate float64) {
 	c.rates = append(c.rates, rate)
-	c.rates = c.rates[max(0, len(c.rates)-kept):]
-	if most := slices.Max(c.rates); len(c.rates) == kept && slices.Min(c.rates) >= agreement*most {
+	c.rates = c.rates[max(0, len(c.rates)-samples):]
+	if most := slices.Max(c.rates); len(c.rates) == samples && slices.Min(c.rates) >= alike*most {
 		c.known = most
 	}
 }
 
 // carry records what passes, whatever the limit is.
 func (c *capacity) carry(now time.Duration, passed uint64) {
-	if now-c.mostBegun >= carryFor {
-		c.most, c.mostBegun = [2]float64{0, c.most[0]}, now
+	if now-c.mostFrom >= carryFor {
+		c.most, c.mostFrom = [2]float64{0, c.most[0]}, now
 	}
-	if now-c.window < carryTime {
+	if now-c.span < carryTime {
 		return
 	}
-	c.present = float64(passed-c.windowMark) / (now - c.window).Seconds()
-	if passed-c.windowMark >= carryBytes || c.present < c.most[0] {
-		c.most[0] = max(c.most[0], c.present)
-		if c.known > 0 && c.present > risenGain*c.known {
-			c.known, c.rates = 0, nil
-		}
-		c.window, c.windowMark = now, passed
+	copy(c.spans[1:], c.spans[:])
+	c.spans[0] = float64(passed-c.spanMark) / (now - c.span).Seconds()
+	c.span, c.spanMark = now, passed
+	least := slices.Min(c.spans[:])
+	c.most[0] = max(c.most[0], least)
+	if c.known > 0 && least > risenGain*c.known {
+		c.known, c.rates = 0, nil
 	}
 }
 
 // carried is the most that has passed lately, in bytes per second.
 func (c *capacity) carried() float64 { return max(c.most[0], c.most[1]) }
 
-// limits reports whether this link may be what limits its packets: less passes than lately where something else does.
-func (c *capacity) limits() bool { return c.present >= idleGain*max(c.known, c.carried()) }
+// limits reports whether this link may be what limits its packets: where something else does, less passes than lately.
+func (c *capacity) limits() bool { return c.spans[0] >= idleGain*max(c.known, c.carried()) }
 
 // Capacity returns what this node's link carries, over all lanes.
 func (t *Transport) Capacity() Capacity {

@@ -27,6 +27,12 @@ class Stats:
     bytes_pulled: int
     """Bytes of the sums that arrived, and of rows of tables. A sum counts once, however many pulls receive it."""
 
+    plan: int
+    """Number of the plan by which nodes divide the summing. It grows with each change; 0 at the start."""
+
+    shares: dict[str, float]
+    """The part of the summing that each node does under that plan: {"server 0": 0.75, "worker 1": 0.25}."""
+
     lanes: int
     """Threads that send, receive and sum, each with its own connections; 0 for a worker that runs alone."""
 

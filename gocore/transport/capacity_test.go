@@ -1,0 +1,109 @@
+package transport
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+// link plays a link for a capacity: demand in bytes per second arrives before it, and a token bucket lets bytes pass.
+type link struct {
+	capacity
+	now            time.Duration
+	passed         float64
+	queued, tokens float64
+	bucket         float64
+}
+
+// play lets time pass.
+func (l *link) play(d time.Duration, demand, rate float64) {
+	for end := l.now + d; l.now < end; {
+		const step = time.Millisecond
+		l.now += step
+		l.queued += demand * step.Seconds()
+		l.tokens = min(l.tokens+rate*step.Seconds(), max(l.bucket, rate*step.Seconds()))
+		n := min(l.queued, l.tokens)
+		l.queued, l.tokens, l.passed = l.queued-n, l.tokens-n, l.passed+n
+		l.queued = min(l.queued, rate*0.01) // a window of 10 ms
+		l.observe(l.now, uint64(l.passed), l.queued/rate >= standTime.Seconds())
+	}
+}
+
+func (l *link) want(t *testing.T, what string, known, tolerance float64) {
+	t.Helper()
+	if math.Abs(l.known-known) > tolerance*known {
+		t.Errorf("%s: %.3g B/s are known, want %.3g", what, l.known, known)
+	}
+}
+
+const bucket128K = 128 << 10
+
+func TestCapacityIsWhatPassesAQueue(t *testing.T) {
+	for _, rate := range []float64{3e6, 12.5e6, 25e6, 125e6, 1.25e9} {
+		l := &link{bucket: bucket128K}
+		l.play(2*time.Second, 0.9*rate, rate)
+		l.want(t, "without a queue", 0, 0)
+		l.play(4*time.Second, 2*rate, rate)
+		l.want(t, "with a queue", rate, 0.03)
+		l.play(4*time.Second, 0.3*rate, rate)
+		l.want(t, "later, with little to send", rate, 0.03)
+	}
+}
+
+// Iterations of half a second: a burst, a pause.
+func TestCapacityOfBursts(t *testing.T) {
+	l := &link{bucket: bucket128K}
+	for range 8 {
+		l.play(300*time.Millisecond, 100e6, 25e6)
+		l.play(200*time.Millisecond, 0, 25e6)
+	}
+	l.want(t, "in bursts", 25e6, 0.03)
+}
+
+func TestCapacityFollowsAFall(t *testing.T) {
+	l := &link{bucket: bucket128K}
+	l.play(time.Second, 200e6, 125e6)
+	l.play(time.Second, 200e6, 30e6)
+	l.want(t, "after a fall", 30e6, 0.03)
+}
+
+// A link that has become faster carries more than before: what was known of it is no longer.
+func TestCapacityIsForgottenAfterARise(t *testing.T) {
+	l := &link{bucket: bucket128K}
+	l.play(2*time.Second, 200e6, 30e6)
+	l.play(500*time.Millisecond, 33e6, 125e6)
+	l.want(t, "no more is sent", 30e6, 0.03)
+	l.play(250*time.Millisecond, 60e6, 125e6)
+	l.want(t, "for a moment twice as much is sent", 30e6, 0.03)
+	l.play(250*time.Millisecond, 60e6, 125e6)
+	l.want(t, "twice as much is sent", 0, 0)
+	if c := l.carried(); c < 55e6 || c > 65e6 {
+		t.Errorf("it has carried %.3g B/s", c)
+	}
+}
+
+// Measurements that differ, as where the processor is the limit, teach nothing.
+func TestCapacityNeedsAgreement(t *testing.T) {
+	l := &link{}
+	for i := range 40 {
+		l.measured(50e6 * (1 + 0.07*float64(i%2)))
+	}
+	l.want(t, "by turns", 0, 0)
+}
+
+// What was carried is forgotten after a while.
+func TestCarriedIsForgotten(t *testing.T) {
+	l := &link{}
+	l.play(time.Second, 100e6, 125e6)
+	if !l.limits() {
+		t.Error("it sends as much as lately")
+	}
+	l.play(time.Second, 50e6, 125e6)
+	if l.limits() {
+		t.Error("it sends half of what it has sent lately")
+	}
+	l.play(2*carryFor, 10e6, 125e6)
+	if c := l.carried(); c > 11e6 {
+		t.Errorf("it has carried %.3g B/s", c)
+	}
+}
