@@ -11,8 +11,8 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// A new plan takes three messages, in each worker's order: PREPARE from the scheduler, the worker's promise not to begin
-// more than one further round of each tensor, and COMMIT with each tensor's first round under the new plan, or
+// A new plan takes three messages, in each worker's order: PREPARE from the scheduler, the worker's promise to begin no
+// further round of any tensor, and COMMIT with each tensor's first round under the new plan, or
 // ABORT. Tensors are declared in the same order: one that is declared after COMMIT starts under the new plan on all workers.
 
 var errNoSuchNode = errors.New("a node of it is not in the cluster")

@@ -5,9 +5,10 @@ import (
 	"fptps/gocore/wire"
 )
 
-// A plan changes between the rounds of each tensor. Every worker promises to begin at most one more round of each tensor
-// (Promise). Once all have, the new plan holds from two rounds after the newest that any of them had begun
-// (Commit): no worker has begun that round or can, so that all begin it under the new plan. Nobody stops meanwhile.
+// A plan changes between the rounds of each tensor. Every worker promises to begin no further round of any tensor
+// (Promise). Once all have, the new plan holds from the round after the newest that any of them had begun
+// (Commit): no worker has begun that one, so that all begin it under the new plan. Rounds that are under way go on, and
+// the promise lasts a round trip of the control plane.
 //
 // The tensors of which aggregators keep more than the rounds under way keep their plan: tables, tensors under other policies
 // than Sync, those with an optimiser or a clock that was set. So do those that were not pushed yet, as they may get an optimiser.
@@ -25,7 +26,7 @@ type change struct {
 }
 
 // Promise returns the last round that this worker has begun of each tensor, wire.NoRound for those that keep their plan. Until
-// Commit or Abort, it begins at most one more of each.
+// Commit or Abort, it begins no further one of the others.
 func (w *Worker) Promise() (begun wire.Rounds) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -38,9 +39,7 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 		if !begun.Add(last) {
 			break
 		}
-		if last != wire.NoRound {
-			t.newestAllowed = last + 1
-		}
+		t.held = last != wire.NoRound
 	}
 	return begun
 }
@@ -72,16 +71,14 @@ func (w *Worker) Abort() { w.step(w.endPromise) }
 // endPromise starts the rounds that the promise held back. The lock is held.
 func (w *Worker) endPromise() (e effects) {
 	for _, t := range w.mu.byID {
-		t.newestAllowed = 0
+		t.held = false
 		e.sends = append(e.sends, w.advance(t)...)
 	}
 	return e
 }
 
-// held reports whether a promise forbids the round of the tensor's next operation.
-func (t *tensor) held() bool {
-	return t.newestAllowed > 0 && t.queue[0].verb != verbFetch && t.next > t.newestAllowed
-}
+// waits reports whether a promise forbids the round of the tensor's next operation.
+func (t *tensor) waits() bool { return t.held && t.queue[0].verb != verbFetch }
 
 // followPlan gives the tensor the newest plan that holds for its present round. The lock is held.
 func (w *Worker) followPlan(t *tensor) {

@@ -13,7 +13,7 @@ import (
 // advance starts the tensor's next round if one is queued, the round before is complete,
 // no pull is copying its sum and no promise forbids it.
 func (w *Worker) advance(t *tensor) []sending {
-	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || t.held() {
+	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || t.waits() {
 		return nil
 	}
 	o := t.queue[0]

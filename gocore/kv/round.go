@@ -29,24 +29,24 @@ type tensor struct {
 	changes []change   // of the plan, by ascending number, that concern later rounds
 	table   *table     // nil: the tensor is not a table
 
-	last          *operation    // the last push, whatever its state; a pull returns its sum
-	active        *operation    // whose round is under way, nil if there is none
-	queue         []*operation  // that wait for their round, in order
-	round         uint64        // number of active's round, or of the last one
-	next          uint64        // number of the next round
-	newestAllowed uint64        // the last round that a promise allows to begin; 0: there is no promise
-	kept          []byte        // the sum of the last push, or nil; see pull.go
-	got           []uint64      // memory for the got of active
-	begun         time.Time     // when round began, to the second
-	missing       []string      // workers that active waits for, by the aggregators' last report
-	place         *list.Element // in Worker.mu.late; nil if missing is nil
-	readers       int           // pulls that copy from kept, or wait for rows
+	last    *operation    // the last push, whatever its state; a pull returns its sum
+	active  *operation    // whose round is under way, nil if there is none
+	queue   []*operation  // that wait for their round, in order
+	round   uint64        // number of active's round, or of the last one
+	next    uint64        // number of the next round
+	kept    []byte        // the sum of the last push, or nil; see pull.go
+	got     []uint64      // memory for the got of active
+	begun   time.Time     // when round began, to the second
+	missing []string      // workers that active waits for, by the aggregators' last report
+	place   *list.Element // in Worker.mu.late; nil if missing is nil
+	readers int           // pulls that copy from kept, or wait for rows
 
 	rule  *store.Rule // that this worker has set on the aggregators, nil: none
 	rate  float32     // the learning rate that the next rounds carry, if rated
 	rated bool        // they carry one
 
 	resumed bool // its clock was set
+	held    bool // a promise forbids to begin a round
 }
 
 // verb is the caller's request.

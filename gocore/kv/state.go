@@ -40,7 +40,7 @@ func (w *Worker) Resume(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
 	return w.ask(key, i, func(t *tensor) ([]*ask, error) {
 		err := t.idle()
-		if err == nil && (t.newestAllowed > 0 || len(t.changes) > 0) {
+		if err == nil && (t.held || len(t.changes) > 0) {
 			err = fault.New(fault.Busy, "%s: a part of it is about to move to other aggregators: try again after the next push", t.name).With(t.about())
 		}
 		t.resumed = t.resumed || err == nil

@@ -382,7 +382,7 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 	case o.whole:
 		waiting.Text = fmt.Sprintf("%s: the sum is here, the last bytes are being sent", t.name)
 		return waiting
-	case t.active == nil && len(t.queue) > 0 && t.held():
+	case t.active == nil && len(t.queue) > 0 && t.waits():
 		waiting.Text = fmt.Sprintf("%s: round %d waits for the scheduler to decide on a new plan", t.name, t.next)
 		return waiting
 	case t.active == nil:

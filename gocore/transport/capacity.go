@@ -44,7 +44,7 @@ type capacity struct {
 	span     time.Duration // begin of the present carryTime
 	spanMark uint64
 	spans    [3]float64 // what has passed in the last ones; the latest first
-	most     [2]float64    // the most that it has carried: in the present carryFor, and in the last
+	most     [2]float64 // the most that it has carried: in the present carryFor, and in the last
 	mostFrom time.Duration
 }
 

@@ -16,15 +16,18 @@ type Rounds struct {
 }
 
 // Add appends the next tensor's round; false: there is no place for more.
-func (r *Rounds) Add(last uint64) bool {
+func (r *Rounds) Add(last uint64) bool { return r.add(1, last) }
+
+// add appends the round of the next count tensors.
+func (r *Rounds) add(count uint32, last uint64) bool {
 	end := len(r.Last) - 1
 	switch {
-	case end >= 0 && r.Last[end] == last:
-		r.Counts[end]++
+	case end >= 0 && r.Last[end] == last && r.Counts[end] <= MaxTensors-count:
+		r.Counts[end] += count
 	case end+1 == maxRoundRuns:
 		return false
 	default:
-		r.Counts, r.Last = append(r.Counts, 1), append(r.Last, last)
+		r.Counts, r.Last = append(r.Counts, count), append(r.Last, last)
 	}
 	return true
 }
@@ -43,40 +46,48 @@ func (r Rounds) Of(id uint32) (uint64, bool) {
 	return 0, false
 }
 
-// Len is the number of tensors.
-func (r Rounds) Len() (n uint64) {
-	for _, count := range r.Counts {
-		n += uint64(count)
-	}
-	return n
+// cursor walks over the runs of Rounds.
+type cursor struct {
+	Rounds
+	run  int
+	left uint32 // tensors of the run that are left
 }
 
-// FirstRounds returns the first round of each tensor under a new plan, from what all workers have promised: two after the newest
-// that any of them had begun. It is NoRound for tensors that one of them excepts or does not list.
+// next moves to the next run that has tensors, if the present one has none left; false at the end.
+func (c *cursor) next() bool {
+	for c.left == 0 {
+		if c.run++; c.run >= min(len(c.Counts), len(c.Last)) {
+			return false
+		}
+		c.left = c.Counts[c.run]
+	}
+	return true
+}
+
+// FirstRounds returns the first round of each tensor under a new plan, from what all workers have promised: the one after the
+// newest that any of them had begun. It is NoRound for tensors that one of them excepts or does not list.
 func FirstRounds(promises []Rounds) (first Rounds) {
-	if len(promises) == 0 {
-		return first
+	cursors := make([]cursor, len(promises))
+	for i, p := range promises {
+		cursors[i] = cursor{Rounds: p, run: -1}
 	}
-	length := promises[0].Len()
-	for _, p := range promises {
-		length = min(length, p.Len(), MaxTensors)
-	}
-	for id := range uint32(length) {
-		newest := uint64(0)
-		for _, p := range promises {
-			begun, known := p.Of(id)
-			if !known {
-				begun = NoRound
+	for len(cursors) > 0 {
+		count, newest := uint32(MaxTensors), uint64(0)
+		for i := range cursors {
+			c := &cursors[i]
+			if !c.next() {
+				return first
 			}
-			newest = max(newest, begun)
+			count, newest = min(count, c.left), max(newest, c.Last[c.run])
 		}
-		if newest < NoRound-2 {
-			newest += 2
-		} else {
-			newest = NoRound
+		if newest < NoRound {
+			newest++
 		}
-		if !first.Add(newest) {
-			break
+		if !first.add(count, newest) {
+			return first
+		}
+		for i := range cursors {
+			cursors[i].left -= count
 		}
 	}
 	return first

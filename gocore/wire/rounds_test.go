@@ -2,6 +2,7 @@ package wire
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"testing"
 )
 
@@ -41,5 +42,43 @@ func TestRoundsAreBounded(t *testing.T) {
 	}
 	if _, known := (Rounds{Counts: []uint32{5}}).Of(0); known {
 		t.Error("counts without rounds")
+	}
+}
+
+func TestFirstRounds(t *testing.T) {
+	rounds := func(list ...uint64) (r Rounds) {
+		for _, n := range list {
+			r.Add(n)
+		}
+		return r
+	}
+	for name, tc := range map[string]struct {
+		promises []Rounds
+		want     Rounds
+	}{
+		"no worker":                   {nil, Rounds{}},
+		"one":                         {[]Rounds{rounds(1, 1, 5)}, rounds(2, 2, 6)},
+		"the newest counts":           {[]Rounds{rounds(1, 2, 5), rounds(2, 1, 5)}, rounds(3, 3, 6)},
+		"one excepts a tensor":        {[]Rounds{rounds(1, NoRound), rounds(2, 9)}, rounds(3, NoRound)},
+		"one does not list a tensor":  {[]Rounds{rounds(1), rounds(2, 9)}, rounds(3)},
+		"the last of all rounds":      {[]Rounds{rounds(NoRound - 1)}, rounds(NoRound)},
+		"counts without their rounds": {[]Rounds{{Counts: []uint32{2}}, rounds(2, 9)}, Rounds{}},
+		"runs without tensors":        {[]Rounds{{Counts: []uint32{0, 1, 0}, Last: []uint64{7, 8, 9}}}, rounds(9)},
+		"runs that end at others":     {[]Rounds{rounds(1, 1, 1, 4), rounds(2, 3, 3, 3)}, rounds(3, 4, 4, 5)},
+	} {
+		if got := FirstRounds(tc.promises); !reflect.DeepEqual(got, tc.want) {
+			t.Errorf("%s: %+v, expected %+v", name, got, tc.want)
+		}
+	}
+}
+
+// Counts that no cluster has, from a peer that sends anything, take no time.
+func TestFirstRoundsOfNonsense(t *testing.T) {
+	var r Rounds
+	for range 1 << 16 {
+		r.Counts, r.Last = append(r.Counts, 1<<32-1), append(r.Last, 1)
+	}
+	if first := FirstRounds([]Rounds{r, r}); len(first.Last) > maxRoundRuns {
+		t.Errorf("%d runs", len(first.Last))
 	}
 }
