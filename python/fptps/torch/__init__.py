@@ -1,5 +1,12 @@
-"""What fptps has for PyTorch. Nothing here is imported by `import fptps`, which does not need PyTorch."""
+"""What fptps has for PyTorch. Nothing here is imported by `import fptps`, which does not need PyTorch.
+
+`import fptps.torch` registers the backend "fptps" of torch.distributed.
+"""
 
 from .._extras import load as _load
 
 _load("torch", "torch", "fptps.torch")
+
+from ._backend import register as _register  # noqa: E402
+
+_register()
