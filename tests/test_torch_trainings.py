@@ -1,0 +1,28 @@
+"""PyTorch's own distributed classes on the backend "fptps" and on gloo: the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch_group  # noqa: E402
+import torch_trainings  # noqa: E402
+
+pytestmark = pytest.mark.demo
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """By backend, rank, training and name: tensors. Two processes: their sums do not depend on the order of adding."""
+    folder = tmp_path_factory.mktemp("trainings")
+    return {b: torch_group.run(folder / b, torch_trainings.all_trainings, 2, b) for b in ("gloo", "fptps")}
+
+
+@pytest.mark.parametrize("training", [training.__name__ for training in torch_trainings.TRAININGS])
+def test_trains_as_on_gloo(trained, training):
+    for got, wanted in zip(trained["fptps"], trained["gloo"]):
+        assert got[training].keys() == wanted[training].keys()
+        for name, tensor in wanted[training].items():
+            assert torch.equal(got[training][name], tensor), name
+    first, second = (result[training] for result in trained["fptps"])
+    assert all(torch.equal(first[name], second[name]) for name in first if "running" not in name)
