@@ -26,3 +26,18 @@ def test_trains_as_on_gloo(trained, training):
             assert torch.equal(got[training][name], tensor), name
     first, second = (result[training] for result in trained["fptps"])
     assert all(torch.equal(first[name], second[name]) for name in first if "running" not in name)
+
+
+def test_the_hook_averages_as_ddp_does(tmp_path):
+    """DDP over gloo, plain and with compressed gradients, which it divides before the sum and not after it."""
+    results = torch_group.under_fptps_run(tmp_path, torch_trainings.hooks, 2, 1, "gloo")
+    for result in results:
+        for name, (own, ours) in result.items():
+            assert own.keys() == ours.keys()
+            for tensor in own:
+                tolerance = {"rtol": 0, "atol": 2e-3 if name == "compressed" else 0}
+                assert torch.allclose(own[tensor].float(), ours[tensor].float(), **tolerance), (name, tensor)
+
+
+def test_the_cluster_of_the_environment(tmp_path):
+    assert torch_group.under_fptps_run(tmp_path, torch_trainings.the_cluster_of_the_environment, 2, 1) == [[1, 0]] * 2

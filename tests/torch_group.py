@@ -2,7 +2,8 @@
 
     python torch_group.py FOLDER BACKEND RANK SIZE MODULE FUNCTION
 
-is one of them. The group meets by a file in the folder; the function's result, or its exception, goes to a file there.
+is one of them. The group meets by a file in the folder, and the function's result goes to another one. RANK "env" is
+for a process of `fptps run`, whose environment says the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ def start(folder, function, ranks, backend="fptps", prefix=(), environment=None)
     folder.mkdir(exist_ok=True)
     return [
         subprocess.Popen(
-            [*prefix, *PYTHON, __file__, str(folder), backend, str(rank), str(ranks), function.__module__, function.__name__],
+            [
+                *prefix,
+                *PYTHON,
+                __file__,
+                str(folder),
+                backend,
+                str(rank),
+                str(ranks),
+                function.__module__,
+                function.__name__,
+            ],
             env={**os.environ, **(environment or {})},
             stderr=subprocess.PIPE,
             text=True,
@@ -48,18 +59,28 @@ def run(folder, function, ranks, backend="fptps"):
     return results(folder, start(folder, function, ranks, backend))
 
 
+def under_fptps_run(folder, function, workers, servers, backend="fptps"):
+    """Runs function of its module in every worker of `fptps run`, and returns the results by rank."""
+    import torch
+    from warm import PYTHON
+
+    program = [*PYTHON, __file__, str(folder), backend, "env", "", function.__module__, function.__name__]
+    command = [sys.executable, "-m", "fptps", "run", "-n", str(workers), "-s", str(servers), "--", *program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers)]
+
+
 def main(folder, backend, rank, size, module, function):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{folder}/{backend}.store",
-        rank=int(rank),
-        world_size=int(size),
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
+    if rank == "env":
+        place, rank = {}, os.environ["RANK"]
+    else:
+        place = {"init_method": f"file://{folder}/{backend}.store", "rank": int(rank), "world_size": int(size)}
+    dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S), **place)
     result = getattr(importlib.import_module(module), function)()
     torch.save(result, Path(folder) / f"{rank}.pt")
     if dist.is_initialized():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook, fp16_compress_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+import fptps.torch
 
 STEPS = 4
 
@@ -93,3 +98,48 @@ TRAININGS = [ddp, unused_parameters, zero, fsdp]
 
 def all_trainings():
     return {training.__name__: training() for training in TRAININGS}
+
+
+HOOKS = {
+    "plain": (None, fptps.torch.ddp_hook),
+    "compressed": (fp16_compress_hook, fp16_compress_wrapper(fptps.torch.ddp_hook)),
+}
+"""DDP's own hook, or none, and the one that does the same over fptps."""
+
+
+def hooks():
+    """Under `fptps run`, with DDP over gloo. By name: DDP's own result, and the hook's."""
+    results = {}
+    with fptps.KVWorker() as kv:
+        for name, (own, ours) in HOOKS.items():
+            pair = []
+            for hook in (own, ours):
+                model = DistributedDataParallel(net(), bucket_cap_mb=0.02)
+                if hook is ours:
+                    model.register_comm_hook(fptps.torch.DDPState(kv.namespace(name), model), hook)
+                elif hook is not None:
+                    model.register_comm_hook(None, hook)
+                result = train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+                pair.append({**result, **state(model)})
+            results[name] = pair
+        with contextlib.suppress(ValueError):
+            half = dist.new_group([0]), dist.new_group([1])
+            alone = DistributedDataParallel(net(), process_group=half[dist.get_rank()])
+            fptps.torch.DDPState(kv, alone)
+            raise AssertionError("DDP of one process, and fptps of two")
+    return results
+
+
+def the_cluster_of_the_environment():
+    """Under `fptps run`: its servers sum for the default group; a default group after that one has its own cluster."""
+    servers = []
+    for _ in range(2):
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        servers.append(backend._membership.kv.num_servers)
+        x = torch.full((9,), dist.get_rank() + 1.0)
+        dist.all_reduce(x)
+        assert torch.equal(x, torch.full((9,), 3.0))
+        if len(servers) == 1:
+            dist.destroy_process_group()
+            dist.init_process_group("fptps")
+    return servers

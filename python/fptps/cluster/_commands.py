@@ -57,3 +57,15 @@ def cluster_commands(
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
         commands.append(Command("worker", rank, worker_arguments(rank), {**shared, **own}))
     return commands
+
+
+def name_torch_group(commands: list[Command], port: int) -> None:
+    """Adds to the workers' environment what torch.distributed.init_process_group() reads: the members of the default
+    process group are the workers, and its store is at a port of this machine."""
+    workers = [command for command in commands if command.role == "worker"]
+    size = str(len(workers))
+    for worker in workers:
+        rank = str(worker.rank)
+        worker.environment.update(
+            MASTER_ADDR=HOST, MASTER_PORT=str(port), RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size
+        )

@@ -8,5 +8,8 @@ from .._extras import load as _load
 _load("torch", "torch", "fptps.torch")
 
 from ._backend import register as _register  # noqa: E402
+from ._hook import DDPState, ddp_hook  # noqa: E402
+
+__all__ = ["DDPState", "ddp_hook"]
 
 _register()

@@ -239,7 +239,9 @@ class ProcessGroupFptps(Backend):
                 raise ValueError(f"{call}: {rows} rows cannot be split evenly among {count} members: pass split sizes")
             return list(flat.view(count, -1))
         if len(sizes) != count or sum(sizes) != rows:
-            raise ValueError(f"{call}: split sizes {sizes} of {rows} rows: {count} sizes that add up to them are expected")
+            raise ValueError(
+                f"{call}: split sizes {sizes} of {rows} rows: {count} sizes that add up to them are expected"
+            )
         row = len(flat) // max(1, rows)
         return list(flat.split([size * row for size in sizes]))
 
@@ -274,10 +276,7 @@ class ProcessGroupFptps(Backend):
                         f"output for them has {len(part)}: the split sizes of the two differ"
                     )
             return [
-                self._from(a, b, into, out, int(sizes[a, b]))
-                for a in self._members
-                for b in self._members
-                if a != b
+                self._from(a, b, into, out, int(sizes[a, b])) for a in self._members for b in self._members if a != b
             ]
 
         def finish() -> None:
@@ -367,4 +366,6 @@ class ProcessGroupFptps(Backend):
 
     def _check_count(self, tensors: Sequence[Tensor], call: str) -> None:
         if len(tensors) != len(self._members):
-            raise ValueError(f"{call}: {len(tensors)} tensors: one for each of {len(self._members)} members is expected")
+            raise ValueError(
+                f"{call}: {len(tensors)} tensors: one for each of {len(self._members)} members is expected"
+            )

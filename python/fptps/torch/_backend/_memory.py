@@ -62,5 +62,7 @@ def same(tensors: Sequence[torch.Tensor], like: torch.Tensor, call: str) -> None
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
-        raise NotImplementedError(f"a tensor of layout {tensor.layout}: fptps sums dense ones only: pass tensor.to_dense()")
+        raise NotImplementedError(
+            f"a tensor of layout {tensor.layout}: fptps sums dense ones only: pass tensor.to_dense()"
+        )
     return tensor.detach()

@@ -44,17 +44,8 @@ class Work(dist.Work):
         """A future whose value is the list of the operation's tensors."""
         with self._making:
             if self._future is None:
-                # An error has to come out of a callback: what set_exception() sets, PyTorch's C++ takes for a value.
-                devices = list({t.device for t in self._tensors if not t.is_cpu})
-                ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-                self._future = ended.then(self._value)
-                self.ending.add_done_callback(lambda: ended.set_result(None))
+                self._future = future_of(self.ending, self._tensors)
         return self._future
-
-    def _value(self, _: object) -> list[torch.Tensor]:
-        if self.ending.error is not None:
-            raise self.ending.error
-        return self._tensors
 
     def is_completed(self) -> bool:
         return self.ending.ended
@@ -67,6 +58,23 @@ class Work(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         return self._tensors
+
+
+def future_of(ending: Ending, value: Any) -> torch.futures.Future[Any]:
+    """A future with a tensor, or a list of tensors, at the end; or with the error."""
+    # An error has to come out of a callback: what set_exception() sets, PyTorch's C++ takes for a value.
+    tensors = value if isinstance(value, list) else [value]
+    devices = list({tensor.device for tensor in tensors if not tensor.is_cpu})
+    ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
+
+    def outcome(_: object) -> Any:
+        if ending.error is not None:
+            raise ending.error
+        return value
+
+    future = ended.then(outcome)
+    ending.add_done_callback(lambda: ended.set_result(None))
+    return future
 
 
 class Together:
