@@ -29,12 +29,13 @@ def suite_of(backend: str, like: str) -> type[unittest.TestCase]:
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TIMEOUT_S),
     )  # fmt: skip
     import torch.multiprocessing
-    import fptps.torch  # noqa: F401
     from torch.testing._internal.distributed import distributed_test
 
     distributed_test.BACKEND = backend  # the decorators have read the name already
 
-    class Case(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    class Case(  # type: ignore[no-untyped-call]
+        distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
+    ):
         def _spawn_processes(self) -> None:
             # PyTorch starts them anew, each of which imports PyTorch: longer than most tests.
             self._start_processes(torch.multiprocessing.get_context("fork").Process)

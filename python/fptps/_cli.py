@@ -45,10 +45,10 @@ def run(workers: int, servers: int, keep_going: bool, grace: float, program: tup
     """Run PROGRAM on a cluster of this machine.
 
     Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment, and RANK,
-    WORLD_SIZE and others for PyTorch's init_process_group(). Lines of output carry role and rank. When one process fails the others get 5 s to end by themselves; with --keep-going, for
-    programs that make a new cluster without it, they run on, and find FPTPS_KEEP_GOING=1 in their environment. The
-    exit code is that of the worst process, or 1 if the program never joined the cluster. Ctrl-C and SIGTERM reach all
-    of them; a second one kills what still runs.
+    WORLD_SIZE and others for PyTorch's init_process_group(). Lines of output carry role and rank. When one process
+    fails the others get 5 s to end by themselves; with --keep-going, for programs that make a new cluster without it,
+    they run on, and find FPTPS_KEEP_GOING=1 in their environment. The exit code is that of the worst process, or 1 if
+    the program never joined the cluster. Ctrl-C and SIGTERM reach all of them; a second one kills what still runs.
 
     \b
         fptps run -n 2 -s 1 python train.py --epochs 3

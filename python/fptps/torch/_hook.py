@@ -4,7 +4,7 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from ..namespace import Namespace
 from ._backend._operation import Operation
@@ -34,13 +34,14 @@ class DDPState:
         self._model = model  # so that no other parameter gets the id of one of these
         self._declared: set[str] = set()
 
-    def mean(self, bucket: dist.GradBucket) -> Any:
+    def mean(self, bucket: GradBucket) -> Any:
         """Begins to average the gradients of a bucket, in place. Returns a torch Future of the bucket's buffer."""
         buffer = bucket.buffer().detach()
         flat = buffer.cpu()
         parameters = bucket.parameters()
         keys = [self._key(parameter, flat.dtype) for parameter in parameters]
-        parts = dict(zip(keys, flat.split([parameter.numel() for parameter in parameters])))
+        lengths = [parameter.numel() for parameter in parameters]
+        parts = dict(zip(keys, torch.split_with_sizes(flat, lengths)))
         new = {key: part for key, part in parts.items() if key not in self._declared}
         if new:
             self._tensors.declare_all(new)
@@ -62,7 +63,7 @@ class DDPState:
         return f"{name} {str(dtype)[6:]}"
 
 
-def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages DDP's gradients over the workers: for DistributedDataParallel.register_comm_hook().
 
     Each parameter's gradient is a tensor of fptps, and the gradients that the next forward pass needs first leave

@@ -243,7 +243,7 @@ class ProcessGroupFptps(Backend):
                 f"{call}: split sizes {sizes} of {rows} rows: {count} sizes that add up to them are expected"
             )
         row = len(flat) // max(1, rows)
-        return list(flat.split([size * row for size in sizes]))
+        return list(torch.split_with_sizes(flat, [size * row for size in sizes]))
 
     def _exchange(
         self,
@@ -255,8 +255,8 @@ class ProcessGroupFptps(Backend):
         memory: Memory,
         even: bool,
     ) -> Work:
-        """Member a's inputs[b] goes to member b's outputs[a]. even: all have one length; else the members first tell one
-        another the lengths."""
+        """Member a's inputs[b] goes to member b's outputs[a]. even: all have one length; else the members first gather
+        the lengths."""
         into = [bytes_of(memory.change(output)) for output in outputs]
         out = [bytes_of(memory.read(input)) for input in inputs]
         count = len(self._members)

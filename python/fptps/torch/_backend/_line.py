@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -30,8 +30,10 @@ class Line:
     tensor on all of them: tensors of one length are used in turn, whatever has ended by then.
 
     An operation begins at once, on the thread that issues it, unless it has to wait: for the declaration of a tensor,
-    for an operation that uses the same memory, or for one whose result it needs. It then waits on a thread, each time at
-    most so many seconds, and those that are issued later wait behind it. translated gives an error of the core in the words of the group.
+    for an operation that uses the same memory, or for one whose result it needs. It then waits on a thread, for each of
+    these at most so many seconds, and those that are issued later wait behind it.
+
+    translated gives an error of the core in the words of the group.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Line:
                 if not other.ended:
                     raise
 
-    def _missing(self, transfers: list[Transfer]) -> list[Size]:
+    def _missing(self, transfers: Sequence[Transfer]) -> list[Size]:
         """The lengths of pieces without tensors, in an order that is the same on all members."""
         sizes = ((t.array.dtype, piece.size) for t in transfers for piece in _pieces(t))
         return [size for size in dict.fromkeys(sizes) if size not in self._declared]
@@ -131,7 +133,7 @@ class Line:
         self._flying.append(operation)
         operation.begin(tickets, copies)
 
-    def _move(self, transfers: list[Transfer]) -> Begun:
+    def _move(self, transfers: Sequence[Transfer]) -> Begun:
         """Begins transfers. Returns their tickets, and what is to be copied after them."""
         tickets: list[Ticket[Any]] = []
         copies: list[Callable[[], object]] = []
@@ -145,8 +147,10 @@ class Line:
                 if transfer.verb not in LARGEST:
                     tickets.append(self._move_piece(transfer.verb, key, arrays.pop(key)))
             if arrays:
-                op = transfer.verb.value
-                tickets.extend(self._tensors.push_pull_all(arrays, out=arrays, op=op).values())
+                begun = self._tensors.push_pull_all(
+                    arrays, out=arrays, op="mean" if transfer.verb is Verb.MEAN else "sum"
+                )
+                tickets.extend(begun.values())
         return tickets, copies
 
     def _move_piece(self, verb: Verb, key: str, array: torch.Tensor) -> Ticket[Any]:

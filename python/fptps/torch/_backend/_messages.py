@@ -1,8 +1,8 @@
 """Messages from one member of a process group to another: send and recv.
 
 The two members form a cluster of their own when the first message is sent or waited for, so that the others take no
-part. A message is a header, then its bytes: two operations that the sender pushes and the receiver skips. Each direction
-has a Line of its own and a thread on both sides, which moves one message after the other.
+part. A message is a header, then its bytes: two operations that the sender pushes and the receiver skips. Each
+direction has a Line of its own and a thread on both sides, which moves one message after the other.
 
 The receiver begins only when it waits for a message. One that it does not wait for yet, by its tag, is kept until it
 does.

@@ -17,6 +17,8 @@ import threading
 import time
 from typing import Any, Final, NamedTuple
 
+from torch._C._distributed_c10d import PrefixStore
+
 from ..._arguments import LONGEST_S
 from ..._session import Session
 from ...cluster._commands import HOST, reserved_port
@@ -46,9 +48,7 @@ class Place(NamedTuple):
 
     def within(self, name: str, members: list[int]) -> Place:
         """The place in a cluster of some members of the group."""
-        import torch.distributed as dist
-
-        store = dist.PrefixStore(f"{name}/", self.store)
+        store = PrefixStore(f"{name}/", self.store)
         ranks = [self.ranks[member] for member in members]
         return Place(store, members.index(self.rank), ranks, self.seconds, f"{self.name}, {name}")
 
@@ -126,7 +126,7 @@ def _join_environment(place: Place) -> Membership:
     named, size = os.environ.get("DMLC_NUM_WORKER"), len(place.ranks)
     if named != str(size):
         raise ConfigError(
-            f"the process group has {size} members, and the cluster of the environment DMLC_NUM_WORKER={named} workers: "
+            f"the process group has {size} members, and the environment's cluster DMLC_NUM_WORKER={named} workers: "
             "start as many processes as it has workers, or unset DMLC_PS_ROOT_URI, and the group makes its own cluster"
         )
     kv = KVWorker(timeout=place.seconds)

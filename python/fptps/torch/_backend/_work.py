@@ -14,8 +14,8 @@ import torch.distributed as dist
 class Ending(Protocol):
     """Something that ends: an Operation, or the sending or receiving of a message."""
 
-    error: BaseException | None
-
+    @property
+    def error(self) -> BaseException | None: ...
     @property
     def ended(self) -> bool: ...
     def wait(self, seconds: float) -> None: ...
@@ -89,7 +89,7 @@ class Together:
 
     @property
     def ended(self) -> bool:
-        return all([one.ended for one in self.endings])
+        return all(one.ended for one in self.endings)
 
     def wait(self, seconds: float) -> None:
         for one in self.endings:
