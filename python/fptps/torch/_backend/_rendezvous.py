@@ -74,7 +74,7 @@ class Membership:
             if self._scheduler is not None:
                 self._end_scheduler(self._scheduler)
         except FptpsError as error:
-            _log.warning("process group %s did not end in good order: %s", self._name, error)
+            _log.warning("process group %s did not end in good order: %s", self._name, self._named(str(error)))
         finally:
             self.abort()
 
