@@ -16,7 +16,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-TIMEOUT_S = float(os.environ.get("GROUP_TIMEOUT", 60))
+TIMEOUT_S = 60
 
 
 def start(folder, function, ranks, backend="fptps", prefix=(), environment=None):
