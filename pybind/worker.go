@@ -94,6 +94,7 @@ type declaration struct {
 	Row     int64   `json:"row"` // bytes of a row, of a table; 0: it is no table
 	Address uintptr `json:"address"`
 	Bytes   int64   `json:"bytes"`
+	Zeros   bool    `json:"zeros"` // rank 0's values are zeros, and are not read
 }
 
 // Init declares keys, all of them or none, and gives every worker rank 0's values: a JSON list of declarations.
@@ -107,7 +108,7 @@ func Init(h int64, list string) (zero int64, err error) {
 	for i, d := range declarations {
 		inits[i] = kv.Init{
 			Key: uint64(d.Key), Name: d.Name, Shape: d.Shape, DType: dtypeOf(d.DType), Policy: policyOf(d.Policy), Row: int(d.Row),
-			Memory: memory[byte](d.Address, d.Bytes),
+			Memory: memory[byte](d.Address, d.Bytes), Zeros: d.Zeros,
 		}
 	}
 	return operateAll(h, func(w *kv.Worker) ([]*kv.Ticket, error) { return w.InitAll(inits) },

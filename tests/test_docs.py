@@ -81,6 +81,17 @@ def test_local_updates(tmp_path):
     assert len({rounds for _, rounds in found}) == 1
 
 
+@pytest.mark.demo
+@pytest.mark.parametrize("snippet", [0, 1])
+def test_torch_distributed(tmp_path, snippet):
+    """The gradients are averaged: all have the same."""
+    program = snippets("docs/torch-distributed.md")[snippet]
+    lines = run(tmp_path, program, "-n", "2", "-s", "1")
+    found = [re.search(r"rank (\d): (\[.*\])$", line).groups() for line in lines]
+    assert [rank for rank, _ in found] == ["0", "1"]
+    assert found[0][1] == found[1][1]
+
+
 def test_every_snippet_is_tested():
     pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
     found = {page: len(snippets(page)) for page in pages if snippets(page)}
@@ -93,6 +104,7 @@ def test_every_snippet_is_tested():
         "docs/ps-lite.md": 1,
         "docs/python.md": 4,
         "docs/store.md": 3,
+        "docs/torch-distributed.md": 2,
     }
 
 

@@ -29,6 +29,23 @@ def test_init_gives_rank_0s_values(pair, key):
     assert arrays[1][0, 0] == 100  # written nowhere
 
 
+def test_declare_all_gives_zeros_and_sends_nothing(pair, key):
+    before = [kv.stats().bytes_sent for kv in pair]
+
+    def declare(kv, rank):
+        kv.declare_all({key: np.full(100_000, rank + 7.0)})
+        sent = kv.stats().bytes_sent
+        kv.barrier()  # no pull asks this worker before
+        value = kv.pull(key).result()
+        sum_ = kv.push_pull(key, np.full(100_000, rank + 1.0)).result()
+        return sent, value, sum_
+
+    for was, (sent, value, sum_) in zip(before, on_both(pair, declare)):
+        assert sent - was < 100_000  # of 800,000
+        assert (value == 0).all()
+        assert (sum_ == 3).all()
+
+
 def test_push_and_pull(pair, key):
     dtype = np.dtype(np.int32)
     on_both(pair, lambda kv, rank: kv.init(key, values(rank, 1000, dtype)))

@@ -22,6 +22,7 @@ type Init struct {
 	Policy wire.Policy // when later rounds are applied
 	Row    int         // bytes of a row of a table; 0: the tensor is not a table
 	Memory []byte      // rank 0's values; on others only its size counts
+	Zeros  bool        // rank 0's values are zeros: only the size of Memory counts there, too, and no values travel
 }
 
 // InitAll declares tensors, all of them or none, in one request to the scheduler, and brings rank 0's values to the
@@ -75,7 +76,7 @@ func (w *Worker) newDense(d *Init) *operation {
 	packets := wire.Packets(uint64(len(d.Memory)))
 	t := &tensor{size: uint64(len(d.Memory)), packets: packets, got: make([]uint64, (packets+63)/64)}
 	o := &operation{worker: w, tensor: t, verb: verbInit}
-	if w.Rank == 0 {
+	if w.Rank == 0 && !d.Zeros {
 		o.source = d.Memory
 	}
 	return o

@@ -14,7 +14,7 @@ import click
 from . import __version__, scheduler, server
 from ._bench.command import bench
 from ._environment import KEEP_GOING
-from .cluster._commands import cluster_commands, reserved_port
+from .cluster._commands import cluster_commands, name_torch_group, reserved_port
 from .cluster._ending import KILL_S
 from .cluster._supervisor import Supervisor
 
@@ -44,18 +44,19 @@ main.add_command(bench)
 def run(workers: int, servers: int, keep_going: bool, grace: float, program: tuple[str, ...]) -> None:
     """Run PROGRAM on a cluster of this machine.
 
-    Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment. Lines of
-    output carry role and rank. When one process fails the others get 5 s to end by themselves; with --keep-going, for
-    programs that make a new cluster without it, they run on, and find FPTPS_KEEP_GOING=1 in their environment. The
-    exit code is that of the worst process, or 1 if the program never joined the cluster. Ctrl-C and SIGTERM reach all
-    of them; a second one kills what still runs.
+    Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment, and RANK,
+    WORLD_SIZE and others for PyTorch's init_process_group(). Lines of output carry role and rank. When one process
+    fails the others get 5 s to end by themselves; with --keep-going, for programs that make a new cluster without it,
+    they run on, and find FPTPS_KEEP_GOING=1 in their environment. The exit code is that of the worst process, or 1 if
+    the program never joined the cluster. Ctrl-C and SIGTERM reach all of them; a second one kills what still runs.
 
     \b
         fptps run -n 2 -s 1 python train.py --epochs 3
     """
     environment = {**os.environ, KEEP_GOING: "1"} if keep_going else os.environ
-    with reserved_port() as port:
+    with reserved_port() as port, reserved_port() as store_port:
         commands = cluster_commands(workers, servers, port, lambda rank: list(program), environment)
+        name_torch_group(commands, store_port)
         supervisor = Supervisor(commands, kill=grace, keep_going=keep_going)
 
         def stop(number: int, frame: FrameType | None) -> None:

@@ -43,7 +43,7 @@ class Session:
         program should end the session. lonely: no other node sees how it ends."""
         self.timeout = timeout
         self.name = "a node"
-        self.advice: Final = advice
+        self.advice = advice
         self.lonely: Final = lonely
         self.handle = 0  # the core's: 0 before the start, and after the close
         self.entry = 0  # the handle, while new operations are taken

@@ -75,8 +75,12 @@ class Tensors:
         self.waiting: dict[int, tuple[Ticket[None], tuple[object, ...]]] = {}  # inits that have not ended here
 
 
-def declare(session: Session, tensors: Tensors, list_: list[Declared], consistency: Consistency) -> None:
+def declare(
+    session: Session, tensors: Tensors, list_: list[Declared], consistency: Consistency, zeros: bool = False
+) -> None:
     """Declares tensors in one exchange with the scheduler, and waits until the aggregators have their values.
+
+    zeros: on rank 0. The values are zeros then, whatever the arrays hold: none are sent.
 
     An init that timed out here, or was interrupted, is still under way in the core: declaring the same again waits for
     that one.
@@ -99,6 +103,7 @@ def declare(session: Session, tensors: Tensors, list_: list[Declared], consisten
         {
             "ticket": ticket.number, "key": d.number, "name": d.name, "shape": shape_text(d.place),
             "dtype": d.place.dtype, "policy": policy, "row": d.row, "address": d.place.address, "bytes": d.place.nbytes,
+            "zeros": zeros,
         }
         for d, ticket in zip(new, tickets)
     ]  # fmt: skip

@@ -113,6 +113,11 @@ class Namespace:
             self._session, self._tensors, [self._declared(key, array) for key, array in arrays.items()], consistency
         )
 
+    def declare_all(self, arrays: Mapping[AnyKey, Array]) -> None:
+        """init_all() of tensors whose first value nobody needs, since all workers push them before they pull: the value
+        is zeros, whatever the arrays hold, and no elements travel."""
+        declare(self._session, self._tensors, [self._declared(k, a) for k, a in arrays.items()], "sync", zeros=True)
+
     def _declared(self, key: Key, array: Array, table: bool = False) -> Declared:
         key = canonical(key)
         number = number_of(self._path, key)

@@ -51,7 +51,9 @@ class KVWorker(Namespace):
         timeout: float | None = None,
     ) -> None:
         seconds = default_timeout() if timeout is None else seconds_of(timeout)
-        settings = settings_of(scheduler, num_workers, num_servers, seconds)
+        self._join(settings_of(scheduler, num_workers, num_servers, seconds), seconds)
+
+    def _join(self, settings: dict[str, str], seconds: float) -> None:
         lonely = not settings.get("DMLC_PS_ROOT_URI")
         self._session = session = Session(seconds, CLOSED, "Use `with fptps.KVWorker()`, or close()", lonely)
         session.name = repr(self)
@@ -71,6 +73,13 @@ class KVWorker(Namespace):
         self._collectives = Collectives(hidden, self._rank, self._num_workers)
         session.waited = 0.0
         session.name = repr(self)
+
+    @classmethod
+    def _of(cls, settings: dict[str, str], seconds: float) -> KVWorker:
+        """A worker with settings named as in the environment, which is not read."""
+        kv = cls.__new__(cls)
+        kv._join(settings, seconds)
+        return kv
 
     @property
     def rank(self) -> int:

@@ -15,15 +15,16 @@ HOST: Final = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A free TCP port of the loopback address for the scheduler, which no other program gets meanwhile.
+def reserved_port(host: str = HOST) -> Iterator[int]:
+    """A free TCP port of an address of this machine for the scheduler, which no other program gets meanwhile.
 
     It is bound here but not listened on, with SO_REUSEADDR: Linux lets another such socket that names this very port
     bind it too and listen, as ZeroMQ's does, and gives it to nobody who asks for any free one.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reservation:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reservation.bind((HOST, 0))
+        reservation.bind((host, 0))
         yield reservation.getsockname()[1]
 
 
@@ -56,3 +57,15 @@ def cluster_commands(
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
         commands.append(Command("worker", rank, worker_arguments(rank), {**shared, **own}))
     return commands
+
+
+def name_torch_group(commands: list[Command], port: int) -> None:
+    """Adds to the workers' environment what torch.distributed.init_process_group() reads: the members of the default
+    process group are the workers, and its store is at a port of this machine."""
+    workers = [command for command in commands if command.role == "worker"]
+    size = str(len(workers))
+    for worker in workers:
+        rank = str(worker.rank)
+        worker.environment.update(
+            MASTER_ADDR=HOST, MASTER_PORT=str(port), RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size
+        )
