@@ -145,7 +145,7 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
 	t.id = id
-	w.cut(t, w.mu.plan)
+	t.plan, t.runs = uint16(w.mu.plan.number), w.cut(t)
 	t.last = o
 	w.mu.byID[id] = t
 	w.mu.stats.Tensors++

@@ -1,6 +1,9 @@
 package kv
 
 import (
+	"maps"
+	"slices"
+
 	"fptps/gocore/plan"
 	"fptps/gocore/wire"
 )
@@ -17,12 +20,16 @@ import (
 type numbered struct {
 	number uint32
 	plan   *plan.Plan
+	tally  *plan.Tally // has cut the tensors that follow the plan, in the order of their ids: the same on all workers
 }
+
+func newNumbered(number uint32, p *plan.Plan) numbered { return numbered{number, p, plan.NewTally(p)} }
 
 // change is a plan that holds for a tensor from a round on.
 type change struct {
-	numbered
-	first uint64
+	number uint32
+	first  uint64
+	runs   []plan.Run
 }
 
 // Promise returns the last round that this worker has begun of each tensor, wire.NoRound for those that keep their plan. Until
@@ -55,10 +62,11 @@ func (t *tensor) moves(rank0 bool) bool {
 // Commit ends a promise: plan p holds for each tensor from its round in first on, and for tensors declared later from the start.
 func (w *Worker) Commit(number uint32, p *plan.Plan, first wire.Rounds) {
 	w.step(func() effects {
-		w.mu.plan = numbered{number, p}
-		for id, t := range w.mu.byID {
+		w.mu.plan = newNumbered(number, p)
+		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
+			t := w.mu.byID[id]
 			if round, known := first.Of(id); known && round != wire.NoRound {
-				t.changes = append(t.changes, change{w.mu.plan, round})
+				t.changes = append(t.changes, change{number, round, w.cut(t)})
 			}
 		}
 		return w.endPromise()
@@ -80,19 +88,17 @@ func (w *Worker) endPromise() (e effects) {
 // waits reports whether a promise forbids the round of the tensor's next operation.
 func (t *tensor) waits() bool { return t.held && t.queue[0].verb != verbFetch }
 
-// followPlan gives the tensor the newest plan that holds for its present round. The lock is held.
-func (w *Worker) followPlan(t *tensor) {
+// followPlan gives the tensor the newest plan that holds for its present round.
+func (t *tensor) followPlan() {
 	for i := len(t.changes) - 1; i >= 0; i-- {
-		if t.changes[i].first <= t.round {
-			w.cut(t, t.changes[i].numbered)
-			t.changes = t.changes[i+1:]
+		if c := t.changes[i]; c.first <= t.round {
+			t.plan, t.runs, t.changes = uint16(c.number), c.runs, t.changes[i+1:]
 			return
 		}
 	}
 }
 
-// cut divides the tensor among the aggregators of a plan.
-func (w *Worker) cut(t *tensor, n numbered) {
-	t.plan = uint16(n.number)
-	t.runs = plan.Split(t.key, n.plan.Cut(t.key, t.size, nil), len(w.Lanes))
+// cut divides the tensor among the aggregators of the plan, after those that were cut before. The lock is held.
+func (w *Worker) cut(t *tensor) []plan.Run {
+	return plan.Split(t.key, w.mu.plan.tally.Cut(t.size, nil), len(w.Lanes))
 }

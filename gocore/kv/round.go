@@ -109,7 +109,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	}
 	t.round = t.next
 	t.next++
-	w.followPlan(t)
+	t.followPlan()
 	w.mu.stats.Rounds++
 	if t.table != nil {
 		return t.beginRows(o)

@@ -78,7 +78,7 @@ func NewWorker(c WorkerConfig) *Worker {
 	w := &Worker{WorkerConfig: c}
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
-	w.mu.plan = numbered{0, c.Plan}
+	w.mu.plan = newNumbered(0, c.Plan)
 	w.mu.asks.open = map[uint64]*ask{}
 	w.mu.waiting = map[string][]string{}
 	w.mu.flights.name, w.mu.flights.about = w.name, w.about

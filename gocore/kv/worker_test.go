@@ -278,7 +278,7 @@ func TestSentPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs := shares.Cut(1, size, nil)
+	runs := plan.NewTally(shares).Cut(size, nil)
 	if len(runs) != 2 {
 		t.Fatalf("the cut is %v", runs)
 	}
@@ -296,7 +296,7 @@ func TestSentPackets(t *testing.T) {
 		{"skip", 0, func(d *desk, _ []byte) { d.must(d.Skip(1)) }, wire.Header{Kind: wire.Empty, Round: 1}},
 	} {
 		d := newDesk(t, c.rank)
-		d.mu.plan.plan = shares
+		d.mu.plan = newNumbered(0, shares)
 		array := make([]byte, size-1)
 		d.must(d.Init(1, wire.Float32, wire.Sync, array))
 		d.declare(5, nil)

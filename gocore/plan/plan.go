@@ -1,7 +1,7 @@
 // Package plan assigns packets to aggregators.
 //
 // A plan is data: one integer share per aggregator. From it every node computes the
-// same cut of a tensor. An aggregator needs no plan to sum.
+// same cuts of tensors (Tally). An aggregator needs no plan to sum.
 package plan
 
 import (
@@ -67,36 +67,15 @@ func (p *Plan) Fraction(node uint32) float64 {
 	return 0
 }
 
-// Cut appends to runs the cut of a tensor of size bytes: at most one run per
-// aggregator, in ascending order; together they hold every packet once.
-//
-// Aggregator i's run ends at floor((packets * C(i) + r) / total), where C(i) is
-// the sum of the first i shares and r, the rounding, is the key's hash modulo
-// total. So the mean over many keys is exactly the share, for tensors of one packet too.
-func (p *Plan) Cut(key uint64, size uint64, runs []Run) []Run {
-	packets := uint64(wire.Packets(size))
-	r := hash(key) % p.total
-	var before, upTo uint64
-	for _, s := range p.shares {
-		upTo += uint64(s.Share)
-		end := (packets*upTo + r) / p.total
-		if end > before {
-			runs = append(runs, Run{Node: s.Node, First: uint32(before), Count: uint32(end - before)})
-		}
-		before = end
-	}
-	return runs
-}
-
 // Split divides each run of a key among the lanes, as evenly as possible. It gives the
 // same packet the same lane on every node. The key's hash picks the lanes that get the
-// remainder.
+// remainder: small tensors spread over the lanes by chance.
 func Split(key uint64, runs []Run, lanes int) []Run {
 	if lanes == 1 {
 		return runs
 	}
 	var split []Run
-	shift := hash(key) >> 32 % uint64(lanes) // other bits than Cut uses
+	shift := hash(key) >> 32 % uint64(lanes)
 	for _, run := range runs {
 		from := run.First
 		for lane := range lanes {

@@ -8,8 +8,7 @@ import (
 )
 
 // Tally cuts the tensors of a model, one after another, so that the bytes of each aggregator
-// follow its share. Cut does so for the mean over many keys only: the aggregator of a small
-// tensor is chance there. Nodes that cut tensors of the same sizes in the same order make the
+// follow its share, those of small tensors too. Nodes that cut tensors of the same sizes in the same order make the
 // same cuts.
 type Tally struct {
 	plan *Plan
