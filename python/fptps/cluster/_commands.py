@@ -15,15 +15,15 @@ HOST: Final = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A free TCP port of the loopback address for the scheduler, which no other program gets meanwhile.
+def reserved_port(host: str = HOST) -> Iterator[int]:
+    """A free TCP port of an address of this host for the scheduler, which no other program gets meanwhile.
 
     It is bound here but not listened on, with SO_REUSEADDR: Linux lets another such socket that names this very port
     bind it too and listen, as ZeroMQ's does, and gives it to nobody who asks for any free one.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reservation.bind((HOST, 0))
+        reservation.bind((host, 0))
         yield reservation.getsockname()[1]
 
 
