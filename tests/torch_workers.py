@@ -7,6 +7,7 @@ import traceback
 from contextlib import contextmanager
 
 import torch
+import torch._dynamo  # the first step of an optimizer would import it
 from helpers import in_threads, workers_of_one_process
 from torch import nn
 
@@ -41,8 +42,13 @@ def torch_workers(count):
             def on_all(function):
                 def call(process):
                     own.set(process)
-                    result = function(process.worker.rank)
-                    process.finish()
+                    try:
+                        result = function(process.worker.rank)
+                        process.finish()
+                    except BaseException as error:
+                        traceback.print_exc()
+                        process.worker.__exit__(type(error), error, None)  # the others must not wait for it
+                        raise
                     return result
 
                 return in_threads(*[lambda p=p: call(p) for p in processes])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Union
 
 import torch
 
+from ..namespace import Operation
 from ..ticket import Ticket
 from ._compression import Compression, Compressor, Wire
 from ._process import Process, current
@@ -20,10 +21,15 @@ Named = Union[Mapping[str, Any], Iterable[tuple[str, Any]]]
 class Op(Enum):
     """What becomes of the workers' values."""
 
-    Average = "mean"
+    Average = "average"
     """Their mean."""
     Sum = "sum"
     """Their sum."""
+
+    @property
+    def operation(self) -> Operation:
+        """As KVWorker names it."""
+        return "mean" if self is Op.Average else "sum"
 
 
 Average, Sum = Op.Average, Op.Sum
@@ -117,7 +123,7 @@ def _begin(
     plain = tensor.detach()
     key, wire = _wire(process, name, plain, compression)
     array = wire.encode(plain)
-    operation = (op or (Average if average else Sum)).value
+    operation = (op or (Average if average else Sum)).operation
     ticket = process.worker.namespace("torch").namespace("calls").push_pull(
         key, array, out=array, op=operation, priority=priority
     )  # fmt: skip

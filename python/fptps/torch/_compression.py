@@ -96,10 +96,11 @@ class Rounded(Wire):
     """Values as narrower floats."""
 
     def __init__(self, like: torch.Tensor, dtype: torch.dtype) -> None:
-        self.array = torch.empty(like.shape, dtype=dtype)
+        self.array: torch.Tensor = torch.empty(like.shape, dtype=dtype)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        return self.array.copy_(values)
+        self.array.copy_(values)
+        return self.array
 
     def decode(self, received: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(received)
@@ -110,7 +111,7 @@ class Coded(Wire):
 
     def __init__(self, like: torch.Tensor, bits: int, name: str) -> None:
         self._quantizer = Quantizer(bits)
-        self.array = Codes(bits, like.numel())
+        self.array: Codes = Codes(bits, like.numel())
         self._residual = torch.zeros(like.numel())
         self._decoded = torch.empty(like.numel())
         self._name, self._round = name, 0

@@ -97,7 +97,7 @@ class Gradients:
         self.joined = 0
         """How many workers have joined, in the last roll."""
         self._tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
-        self._passes, self._op = passes, op.value
+        self._passes, self._op = passes, op.operation
         self._finish, self._drop, self._start = finish, drop, start
         for slot in self.slots:
             slot.wire = compression.wire(slot.parameter, slot.name, worker.rank)
@@ -262,8 +262,8 @@ class Gradients:
         found = [part for part in self.worker.allgather_object(own) if part is not None]
         indices, values = (torch.cat(parts, dim=at) for at, parts in zip((1, 0), zip(*found)))
         p = slot.parameter
-        sum_ = torch.sparse_coo_tensor(indices, values, p.shape).coalesce()
-        if self._op == Op.Average.value:
+        sum_ = torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=True).coalesce()
+        if self._op == "mean":
             sum_ = sum_ / self.worker.num_workers
         slot.gradient, slot.version = sum_.to(p.device), None
 

@@ -46,8 +46,8 @@ def update(optimizer: torch.optim.Optimizer, updates: Iterable[Update]) -> None:
             step(optimizer)
     finally:
         optimizer.param_groups = groups
-        for p, gradient in kept:
-            p.grad = gradient
+        for p, before in kept:
+            p.grad = before
 
 
 def _without_autocast() -> Any:

@@ -95,6 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _set_up(self) -> None:
         """Declares the gradients' tensors, and hooks into the backward passes."""
         worker, number = self._process.worker, next(self._process.numbers)
+        myself = weakref.proxy(self)  # it ends with the last reference of the program, on all workers alike
         slots = self._slots()
         self._take_over({id(slot.parameter) for slot in slots})
         facts = {slot.name: (tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots}
@@ -105,11 +106,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._overlap == "forward" and (reason := late_reason(self.optimizer)):
             _log.info("%s: step() waits for all sums, as %s", type(self.optimizer).__name__, reason)
         elif self._overlap == "forward":
-            self._forward = Forward([slot.parameter for slot in slots], self._update)
+            self._forward = Forward([slot.parameter for slot in slots], lambda indices: myself._update(indices))
         tensors = worker.namespace("torch").namespace(f"optimizer {number}")
         self._gradients = Gradients(
-            worker, tensors, slots, *self._settings, lambda slot: self._update([slot.index]), self._drop, self._start
-        )  # fmt: skip
+            worker,
+            tensors,
+            slots,
+            *self._settings,
+            finish=lambda slot: myself._update([slot.index]),
+            drop=lambda: myself._drop(),
+            start=lambda: myself._start(),
+        )
 
     def _slots(self) -> list[Slot]:
         """The parameters, each with its name; those without elements have nothing to send."""
@@ -151,7 +158,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for position, index in enumerate(forward.order()):
                 gradients.slots[index].priority = -position
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters with the sums of the gradients; with overlap, returns before they are there.
 
         closure: as in PyTorch. Its gradients are exchanged each time that it is called, and its loss is averaged over
@@ -163,7 +170,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.steps += 1
         gradients = self._gradients
         if gradients is None:
-            return self.optimizer.step(closure)  # type: ignore[arg-type]
+            return self.optimizer.step(closure)
         self.flush()
         if closure is not None:
             return self._step_with(closure, gradients)
@@ -181,9 +188,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
             self.synchronize()
             self._next_step()
-            if loss is None:
-                return None
-            return push_pull(torch.as_tensor(loss).detach().double(), name="loss of a closure").to(loss)
+            return None if loss is None else _mean(loss)
 
         return self.optimizer.step(averaged)
 
@@ -300,12 +305,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Does nothing: step() after synchronize() does not synchronize again. For programs of Horovod and BytePS."""
         yield
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, up to date."""
         self.flush()
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's. All workers have to load the same state."""
         self.flush()
         self.optimizer.load_state_dict(state_dict)
@@ -354,6 +359,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _check_usable(self) -> None:
         if self._retired:
             raise RuntimeError("another DistributedOptimizer has taken over the parameters of this one: use that one")
+
+
+def _mean(loss: Any) -> Any:
+    """The mean of a number over the workers, of the same kind."""
+    mean = push_pull(torch.as_tensor(loss).detach().double(), name="loss of a closure")
+    return mean.to(loss) if isinstance(loss, torch.Tensor) else float(mean)
 
 
 class Flush:

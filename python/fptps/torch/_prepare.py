@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import TypeVar
 
@@ -53,8 +54,10 @@ def join() -> int:
     that has taken most steps (of several, the lowest rank), which is returned. Training can go on.
 
     It takes part in steps alone: other calls that need all workers, such as push_pull() or check(), have to wait until
-    after it. RuntimeError between backward() and step().
+    after it. The program has to hold on to the same optimizers on all workers. RuntimeError between backward() and
+    step().
     """
+    gc.collect()  # on all workers the same optimizers have to be alive
     process = current()
     optimizers = process.living()
     rolls = {g.stand_in(): g for g in [optimizer.begin_join() for optimizer in optimizers] if g is not None}

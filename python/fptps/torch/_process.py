@@ -14,7 +14,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
+from torch.distributed.rendezvous import rendezvous
 
 from ..cluster._commands import reserved_port
 from ..cluster._supervisor import SPAWN
@@ -124,9 +124,9 @@ def _meet(process: Launched) -> Process:
     """A cluster of a launcher's processes. They meet in torch.distributed's store, and rank 0 starts the scheduler."""
     name, _ = master_of(os.environ, process)
     host = socket.gethostbyname(name)
-    found, _, _ = next(torch.distributed.rendezvous("env://", process.rank, process.size))  # type: ignore[no-untyped-call]
-    _stores[:] = [found]  # rank 0's may be the one that all others ask
-    store, key = torch.distributed.PrefixStore("fptps", found), f"scheduler {next(_meetings)}"
+    store, _, _ = next(rendezvous("env://", process.rank, process.size))
+    _stores[:] = [store]  # rank 0's may be the one that all others ask
+    key = f"fptps/scheduler/{next(_meetings)}"
     scheduler = None
     with contextlib.ExitStack() as stack:
         if process.rank == 0:
