@@ -335,12 +335,12 @@ def test_gradient_scaler(on_all, overlap):
 
 @OVERLAP
 def test_groups_that_come_later_and_parameters_that_thaw(on_all, overlap):
-    """The frozen bias learns from step 2 on; the branch has a group of its own from step 3 on."""
+    """The frozen bias learns from step 2 on, then by its hook; the branch has a group of its own from step 4 on."""
 
     def stages(model, optimizer, number, names):
         if number == 2:
             model.last.bias.requires_grad_(True)
-        if number == 3:
+        if number == 4:
             group = {"params": list(model.branch.parameters()), "lr": 0.5}
             optimizer.add_param_group({**group, **names})
 
@@ -349,7 +349,7 @@ def test_groups_that_come_later_and_parameters_that_thaw(on_all, overlap):
 
     models = [Net(), Net()]
     plain = make(models[0])
-    for number in range(5):
+    for number in range(6):
         stages(models[0], plain, number, {})
         models[1].last.bias.requires_grad_(models[0].last.bias.requires_grad)
         for rank, model in enumerate(models):
@@ -362,10 +362,12 @@ def test_groups_that_come_later_and_parameters_that_thaw(on_all, overlap):
     def work(rank):
         model = Net()
         optimizer = ft.DistributedOptimizer(make(model), model.named_parameters(), overlap=overlap)
-        for number in range(5):
+        for number in range(6):
             stages(model, optimizer, number, {})
             model.zero_grad()
             loss_of(model, rank, number, branch=True).backward()
+            sent = {slot.name for slot in optimizer._gradients.slots if slot.sent}
+            assert ("last.bias" in sent) == (number > 2)
             optimizer.step()
         optimizer.flush()
         return weights(model)

@@ -45,6 +45,7 @@ def test_updates_in_the_mode_of_a_forward_pass(on_all, mode):
     modes = {
         "inference": torch.inference_mode,
         "no_grad": torch.no_grad,
+        "none": torch.enable_grad,
         "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     }
 
@@ -55,7 +56,7 @@ def test_updates_in_the_mode_of_a_forward_pass(on_all, mode):
             optimizer.zero_grad()
             loss_of(model, rank, number).backward()
             optimizer.step()
-            with modes[mode]():
+            with modes[mode if number == 0 else "none"]():
                 model(torch.ones(3, 4))
         optimizer.flush()
         return weights(model)
