@@ -59,7 +59,7 @@ def test_train_of_the_readme(tmp_path, workers):
     found = [pattern.search(line).groups() for line in lines]
     assert [each[:2] for each in found] == [(str(r), str(workers)) for r in range(workers)]
     assert len({bias for *_, bias in found}) == 1
-    assert len([line for line in train.splitlines() if line]) == 15
+    assert len([line for line in train.splitlines() if line]) == 13
 
 
 def test_store(tmp_path):
@@ -92,6 +92,15 @@ def test_torch_distributed(tmp_path, snippet):
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.demo
+@pytest.mark.parametrize("cluster", [[], ["-n", "2", "-s", "1"]])
+def test_torch(tmp_path, cluster):
+    (train,) = snippets("docs/torch.md")
+    lines = run(tmp_path, train, *cluster)
+    prefix, workers = ("[worker {}] ", 2) if cluster else ("", 1)
+    assert lines == [prefix.format(r) + f"worker {r} of {workers} took 100 steps" for r in range(workers)]
+
+
 def test_every_snippet_is_tested():
     pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
     found = {page: len(snippets(page)) for page in pages if snippets(page)}
@@ -105,6 +114,7 @@ def test_every_snippet_is_tested():
         "docs/python.md": 4,
         "docs/store.md": 3,
         "docs/torch-distributed.md": 2,
+        "docs/torch.md": 1,
     }
 
 

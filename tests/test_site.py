@@ -56,7 +56,7 @@ def public_names():
     """What the public modules, those without an underscore in their path, say that they export."""
     names = set(fptps.__all__)
     for module in pkgutil.walk_packages(fptps.__path__, "fptps."):
-        if not re.search(r"\._|mxnet_|\.torch$", module.name):
+        if not re.search(r"\._|mxnet_", module.name):
             names |= set(getattr(importlib.import_module(module.name), "__all__", []))
     return {name for name in names if not name.startswith("__")}
 

@@ -139,6 +139,7 @@ def become(request, streams):
             print(code, file=sys.stderr)
             code = 1
     except BaseException:
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()  # as Python does
         sys.excepthook(*sys.exc_info())
         code = 1
     leave(code)

@@ -16,7 +16,7 @@ HOST: Final = "127.0.0.1"
 
 @contextlib.contextmanager
 def reserved_port(host: str = HOST) -> Iterator[int]:
-    """A free TCP port of an address of this machine for the scheduler, which no other program gets meanwhile.
+    """A free TCP port of an address of this host for the scheduler, which no other program gets meanwhile.
 
     It is bound here but not listened on, with SO_REUSEADDR: Linux lets another such socket that names this very port
     bind it too and listen, as ZeroMQ's does, and gives it to nobody who asks for any free one.

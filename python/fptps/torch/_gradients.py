@@ -1,0 +1,319 @@
+"""The exchange of gradients: each leaves when the backward pass has computed it, and comes back as the sum of all.
+
+For a step every worker takes part in one round of each parameter that anybody has a gradient for. Who has one is not
+known beforehand, as a model may use other parameters in each iteration and on each worker. So each step has a small
+tensor more, the roll: every worker adds up, by parameter, whether it has sent a gradient, has more to send (after a
+second backward pass), or has a sparse one. Its sum tells every worker where to skip, to send again, and to gather.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..namespace import Namespace
+from ..ticket import Ticket
+from ..worker import KVWorker
+from ._calls import Op
+from ._compression import Compressor
+
+SENT, MORE, SPARSE = range(3)
+"""The rows of the roll; before them it counts the workers that have joined (see fptps.torch.join)."""
+URGENT: Final = 1
+"""The priority of the roll. Gradients have 0 or less."""
+
+
+class Slot:
+    """One parameter, and the way of its gradient in the current step."""
+
+    def __init__(self, index: int, name: str, parameter: nn.Parameter, group: int) -> None:
+        self.index, self.name, self.parameter, self.group = index, name, parameter, group
+        self.wire: Any = None
+        self.priority = 0
+        self.hooks: list[Any] = []
+        self.pending: dict[str, Any] | None = None
+        """The settings of its group at the step() whose update is to come; None: there is none to come."""
+        self.ticket: Ticket[Any] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a new step."""
+        self.sent = False
+        self.passes = 0
+        """Backward passes that have reached it."""
+        self.gradient: torch.Tensor | None = None
+        """What was sent and becomes the sum: the parameter's grad."""
+        self.version: int | None = None
+        """Of the gradient, which the program must not change before the sum is there; None: it may."""
+        self.rest: torch.Tensor | None = None
+        """What is still to be sent or gathered: of a second backward pass, or sparse."""
+        self.base: torch.Tensor | None = None
+        """The sum of what was sent before."""
+
+    def check(self) -> None:
+        """RuntimeError if the program has changed the gradient while its sum was under way."""
+        gradient = self.gradient
+        if gradient is None or self.version is None:
+            return
+        if self.parameter.grad is not gradient or gradient._version != self.version:
+            raise RuntimeError(
+                f"the gradient of {self.name} was changed while its sum was under way: call optimizer.synchronize() "
+                "after backward() and before you clip, scale or replace gradients"
+            )
+
+
+class Gradients:
+    """The gradients of one optimizer's parameters on their way.
+
+    close() ends the sending of a step; then collect(slot) gives the sum of a parameter's gradients, and next_step(),
+    with Slot.clear(), begins the next one. finish(slot) is called where a backward pass reaches a parameter that is
+    pending, drop() where the program has dropped gradients that were sent, start() before the first of a step is sent.
+    """
+
+    def __init__(
+        self,
+        worker: KVWorker,
+        tensors: Namespace,
+        slots: Sequence[Slot],
+        compression: Compressor,
+        passes: int,
+        op: Op,
+        finish: Callable[[Slot], None],
+        drop: Callable[[], None],
+        start: Callable[[], None],
+    ) -> None:
+        self.worker, self.slots = worker, list(slots)
+        self.paused = False
+        """Whether gradients stay where they are: in no_sync()."""
+        self.open = False
+        """Whether a gradient was sent in this step."""
+        self.joined = 0
+        """How many workers have joined, in the last roll."""
+        self._tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
+        self._passes, self._op = passes, op.operation
+        self._finish, self._drop, self._start = finish, drop, start
+        for slot in self.slots:
+            slot.wire = compression.wire(slot.parameter, slot.name, worker.rank)
+        arrays = {slot.name: slot.wire.array for slot in self.slots}
+        self._tensors.init_all(arrays)
+        self._rollcall = np.zeros(1 + 3 * len(self.slots), np.int32)
+        self._roll.init("roll", self._rollcall)
+        self._rolling: Ticket[Any] | None = None
+        self._settled = False
+        for slot in self.slots:
+            self._attach(slot)
+
+    def _attach(self, slot: Slot) -> None:
+        """Hooks into the backward pass, unless the parameter is frozen, or hooked already."""
+        if slot.hooks or not slot.parameter.requires_grad:
+            return
+        myself = weakref.ref(self)
+
+        def before(gradient: torch.Tensor) -> None:
+            own = myself()
+            if own is not None:
+                own._before(slot)
+
+        def after(parameter: torch.Tensor) -> None:
+            own = myself()
+            if own is not None:
+                own._after(slot)
+
+        slot.hooks = [slot.parameter.register_hook(before), slot.parameter.register_post_accumulate_grad_hook(after)]
+
+    def detach(self) -> None:
+        """Removes the hooks."""
+        for slot in self.slots:
+            while slot.hooks:
+                slot.hooks.pop().remove()
+
+    def _before(self, slot: Slot) -> None:
+        """A backward pass is about to add to the parameter's grad."""
+        if slot.pending is not None:
+            self._finish(slot)
+        if slot.gradient is None:
+            return
+        if slot.parameter.grad is None:  # the program has dropped the gradients of a step that it does not take
+            self._drop()
+            return
+        self._set_aside(slot)
+
+    def _after(self, slot: Slot) -> None:
+        """A backward pass has added to the parameter's grad."""
+        if self.paused:
+            return
+        slot.passes += 1
+        if slot.passes >= self._passes and not slot.sent and not _is_sparse(slot.parameter.grad):
+            self._send(slot)
+
+    def _send(self, slot: Slot) -> None:
+        gradient = slot.parameter.grad
+        assert gradient is not None
+        if gradient.requires_grad:
+            raise RuntimeError(
+                f"the gradient of {slot.name} is part of a graph (create_graph=True), and its sum is not: use "
+                "torch.autograd.grad(create_graph=True), or optimizer.no_sync() around that backward()"
+            )
+        if not self.open:
+            self._start()
+            self.open = True
+        slot.gradient, slot.version, slot.sent = gradient, gradient._version, True
+        self._push(slot, gradient)
+
+    def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
+        # An alias with a version counter of its own: what fptps writes is not the program's doing.
+        array = slot.wire.encode(gradient.data)
+        slot.ticket = self._tensors.push_pull(slot.name, array, out=array, op=self._op, priority=slot.priority)
+
+    def _skip(self, slot: Slot) -> None:
+        """Takes part in a round without a gradient."""
+        slot.gradient, slot.version = torch.empty_like(slot.parameter, requires_grad=False), None
+        self._tensors.skip(slot.name)
+        slot.ticket = self._tensors.pull(slot.name, out=slot.wire.empty())
+
+    def _set_aside(self, slot: Slot) -> None:
+        """Keeps the sum of what was sent, so that what follows can be sent too."""
+        slot.check()
+        sum_ = self._receive(slot)
+        if sum_ is not None:
+            slot.base = sum_ if slot.base is None else slot.base.add_(sum_)
+        slot.gradient = slot.version = slot.parameter.grad = None
+
+    def _receive(self, slot: Slot) -> torch.Tensor | None:
+        if slot.ticket is not None:
+            received = slot.ticket.result(math.inf)
+            assert slot.gradient is not None
+            slot.wire.decode(received, slot.gradient.data)
+            slot.ticket = None
+        slot.version = None
+        return slot.gradient
+
+    def close(self) -> None:
+        """Sends what the backward passes have left, and the roll. Does not wait.
+
+        RuntimeError names a parameter whose gradient the program has changed under way.
+        """
+        if self._rolling is not None:
+            return
+        self._rollcall[:] = 0
+        rows = self._rollcall[1:].reshape(3, -1)
+        for slot in self.slots:
+            self._attach(slot)  # it may be frozen no more
+            slot.check()
+            gradient = slot.parameter.grad
+            if gradient is not None and gradient is not slot.gradient:
+                if _is_sparse(gradient):
+                    slot.rest = gradient
+                    rows[SPARSE, slot.index] = 1
+                elif slot.sent:
+                    slot.rest = gradient
+                    rows[MORE, slot.index] = 1
+                else:
+                    self._send(slot)
+            rows[SENT, slot.index] = slot.sent
+        self._rolling = self._call()
+        self._settled = False
+
+    def _call(self) -> Ticket[Any]:
+        return self._roll.push_pull("roll", self._rollcall, out=self._rollcall, priority=URGENT)
+
+    def settle(self) -> None:
+        """Waits for the roll, and takes part where the others have gradients."""
+        if self._rolling is None or self._settled:
+            return
+        self._rolling.result(math.inf)
+        self._settled = True
+        self.joined = int(self._rollcall[0])
+        sent, more, sparse = self._rollcall[1:].reshape(3, -1)
+        for index in np.flatnonzero(sent + more + sparse):
+            slot = self.slots[index]
+            if sent[index] and not slot.sent:
+                self._skip(slot)
+        for index in np.flatnonzero(sparse):
+            self._gather(self.slots[index])
+        for index in np.flatnonzero(more):
+            self._send_again(self.slots[index])
+
+    def _send_again(self, slot: Slot) -> None:
+        """The second round of a step, for what came after the first was sent."""
+        rest, slot.rest = slot.rest, None
+        if slot.gradient is not None:
+            self._set_aside(slot)
+        if rest is None:
+            self._skip(slot)
+        else:
+            slot.gradient = rest
+            self._push(slot, rest)
+
+    def _gather(self, slot: Slot) -> None:
+        """The sum of sparse gradients: all workers' rows, in the order of ranks."""
+        rest, slot.rest = slot.rest, None
+        own = None
+        if rest is not None:
+            rest = rest.coalesce()
+            own = rest.indices().cpu(), rest.values().cpu()
+        found = [part for part in self.worker.allgather_object(own) if part is not None]
+        indices, values = (torch.cat(parts, dim=at) for at, parts in zip((1, 0), zip(*found)))
+        p = slot.parameter
+        sum_ = torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=True).coalesce()
+        if self._op == "mean":
+            sum_ = sum_ / self.worker.num_workers
+        slot.gradient, slot.version = sum_.to(p.device), None
+
+    def collect(self, slot: Slot) -> torch.Tensor | None:
+        """Waits for the sum of a parameter's gradients; None if no worker has one. After close()."""
+        self.settle()
+        sum_ = self._receive(slot)
+        if slot.base is not None and sum_ is not None:
+            sum_, slot.base = slot.base.add_(sum_), None
+            slot.gradient = sum_
+        return sum_
+
+    def complete(self) -> None:
+        """Waits for all sums of this step."""
+        self.close()
+        for slot in self.slots:
+            self.collect(slot)
+
+    def next_step(self) -> None:
+        """Begins the next step, after the sums of this one were collected."""
+        self.open, self._rolling = False, None
+
+    def stand_in(self) -> Ticket[Any]:
+        """For a worker that has joined: its part in the others' next step begins with a roll."""
+        self._rollcall[:] = 0
+        self._rollcall[0] = 1
+        return self._call()
+
+    def follow(self) -> bool:
+        """After stand_in()'s ticket: takes part in that step without gradients; False if all workers have joined."""
+        self.joined = int(self._rollcall[0])
+        sent, more, sparse = self._rollcall[1:].reshape(3, -1)
+        for index in np.flatnonzero(sent):
+            self._tensors.skip(self.slots[index].name)
+        for index in np.flatnonzero(sparse):
+            self._gather(self.slots[index])
+            self.slots[index].clear()
+        for index in np.flatnonzero(more):
+            self._tensors.skip(self.slots[index].name)
+        return self.joined < self.worker.num_workers
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Within it backward passes send nothing."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+
+def _is_sparse(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and gradient.layout is not torch.strided
