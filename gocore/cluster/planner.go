@@ -21,7 +21,7 @@ const (
 	// the next look is after retryTime.
 	promiseTime = 2 * time.Second
 	retryTime   = 5 * time.Second
-	// A plan has to gain minGain, and that much more for each change in the last calmTime: what
+	// A plan has to gain minGain, and twice as much for each change in the last calmTime: what
 	// is measured varies, and no plan should follow that.
 	minGain  = 0.05
 	calmTime = time.Minute
@@ -105,7 +105,7 @@ func (p *planner) look(now time.Time, members []*member) *change {
 // leastGain is what a plan has to gain now.
 func (p *planner) leastGain(now time.Time) float64 {
 	p.changed = slices.DeleteFunc(p.changed, func(at time.Time) bool { return now.Sub(at) >= calmTime })
-	return minGain * float64(1+len(p.changed))
+	return math.Ldexp(minGain, len(p.changed))
 }
 
 // promised takes a worker's answer. It returns the change once all workers have answered.
