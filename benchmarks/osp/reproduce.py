@@ -122,7 +122,7 @@ def write_page(links: Mapping[str, Mapping[str, Run]]) -> None:
         "![accuracy and loss by time and by iteration](osp/curves.png)",
         "![seconds and bytes of a round](osp/communication.png)",
         "What the papers claim, on both links:",
-        claims.table(links),
+        claims.table({rate: {name: runs[name] for name in COMPARED} for rate, runs in links.items()}),
     ]
     if shorter := [fast[name] for name in SHORTER if name in fast]:
         figures += ["Short runs, which show that these models and so many workers work:", report.table(shorter)]
