@@ -73,20 +73,16 @@ func serverID(rank int) uint32 { return uint32(wire.ServerID(rank)) }
 func workerID(rank int) uint32 { return uint32(wire.WorkerID(rank)) }
 
 func (c *cluster) declare(key uint64, _ wire.Tensor, done func(uint32, error)) {
-	c.mu.Lock()
-	all := append(c.declared[key], done)
-	c.declared[key] = all
-	complete := len(all) == len(c.workers)
-	id := c.ids
-	if complete {
-		c.ids++
+	c.mu.Lock() // also during the answers: all workers get them in the order of the ids
+	defer c.mu.Unlock()
+	c.declared[key] = append(c.declared[key], done)
+	if len(c.declared[key]) < len(c.workers) {
+		return
 	}
-	c.mu.Unlock()
-	if complete {
-		for _, done := range all {
-			done(id, nil)
-		}
+	for _, done := range c.declared[key] {
+		done(c.ids, nil)
 	}
+	c.ids++
 }
 
 // close ends the cluster and checks that nothing is left over.

@@ -140,11 +140,14 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 	if w.mu.failed != nil { // Fail has ended the ticket
 		return effects{}
 	}
+	if err == nil && id < w.mu.nextID { // the workers' cuts would differ
+		err = fault.New(fault.Internal, "%s: the scheduler's id %d comes after %d", t.name, id, w.mu.nextID-1)
+	}
 	if err != nil {
 		w.revoke(o)
 		return effects{ended: []*Ticket{o.ticket}, err: err}
 	}
-	t.id = id
+	t.id, w.mu.nextID = id, id+1
 	t.plan, t.runs = uint16(w.mu.plan.number), w.cut(t)
 	t.last = o
 	w.mu.byID[id] = t

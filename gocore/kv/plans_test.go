@@ -333,3 +333,14 @@ func TestNewTensorsStartUnderTheNewPlan(t *testing.T) {
 		t.Errorf("round 0 goes to node %d under plan %d", m.node, m.Header.Plan)
 	}
 }
+
+// All workers cut the tensors in the order of their ids, so an id that comes late is an error.
+func TestIDsAscend(t *testing.T) {
+	d := newDesk(t, 0)
+	first := d.must(d.Init(1, wire.Float32, wire.Sync, make([]byte, 4)))
+	second := d.must(d.Init(2, wire.Float32, wire.Sync, make([]byte, 4)))
+	d.declare(6, nil)
+	d.declare(5, nil)
+	d.underWay(first)
+	d.ended(second, fault.Internal)
+}

@@ -47,6 +47,7 @@ type Worker struct {
 		byKey   map[uint64]*tensor
 		byID    map[uint32]*tensor // declared ones
 		plan    numbered           // of tensors that are declared now
+		nextID  uint32             // the least id that the next tensor may have
 		asks    asks
 		flights flights
 		closed  []closedWorker
