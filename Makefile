@@ -52,8 +52,9 @@ test-go: system ## Go's tests
 test-python: setup ## Python's tests: whole clusters of processes, the wheel, the demo
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup --max-worker-restart=0
 
-test-long: setup ## race, fuzz a minute each, kills at random instants, a soak, cluster tests again and again under load
+test-long: setup ## race, fuzz a minute each, changes of plan, kills at random instants, a soak, cluster tests under load
 	@$(MAKE) --no-print-directory race
+	go test ./gocore/kv -timeout 60m -run TestPlansChangeBetweenRounds -plays 10000
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
 	$(BIN)/pytest tests/long
 	for loop in $$(seq $(LOOPS)); do \

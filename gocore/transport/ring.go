@@ -78,7 +78,7 @@ func (r *ring) write(vector []unix.Iovec) (total int, errno unix.Errno) {
 				return total, unix.EBADMSG
 			}
 			if room == 0 {
-				r.head.Store(r.written)
+				r.publish()
 				r.writerWaits.Store(1)
 				if room, _ = r.room(); room == 0 {
 					if total == 0 {
@@ -94,13 +94,19 @@ func (r *ring) write(vector []unix.Iovec) (total int, errno unix.Errno) {
 			r.written += uint64(n)
 			total += n
 			if unseen += n; unseen >= publishBytes {
-				r.head.Store(r.written)
+				r.publish()
 				unseen = 0
 			}
 		}
 	}
-	r.head.Store(r.written)
+	r.publish()
 	return total, 0
+}
+
+// publish lets the reader see what was written.
+func (r *ring) publish() {
+	published()
+	r.head.Store(r.written)
 }
 
 // read copies available bytes to vector; EAGAIN if there are none.
@@ -112,6 +118,7 @@ func (r *ring) read(vector []unix.Iovec) (total int, errno unix.Errno) {
 	if available == 0 {
 		return 0, unix.EAGAIN
 	}
+	received()
 	for i := range vector {
 		part := bytesOf(&vector[i])
 		for len(part) > 0 && available > 0 {
