@@ -286,9 +286,7 @@ type releaseFunc func()
 func (f releaseFunc) Release() { f() }
 
 // echo sends a packet back and forth between two nodes n times, with memory allocated at the
-// start; done is closed at the end. Sent and received packets use separate memory: the race
-// detector cannot know that a packet through shared memory was read before its answer
-// arrived.
+// start; done is closed at the end. Sent and received packets use separate memory.
 type echo struct {
 	node  *node
 	peer  uint32
