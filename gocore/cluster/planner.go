@@ -34,11 +34,11 @@ const (
 // Capacity is what a node has found out about its link, in bytes per second; 0: nothing.
 type Capacity struct {
 	Up, Down               float64 // what it carries in each direction
-	CarriedUp, CarriedDown float64 // the most that it has carried so far, whatever the limit was
+	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
 }
 
-// planner decides which plan the cluster uses: it compares the present one with the best one for what links carry, and
-// introduces one plan at a time. Pure, as the scheduler is.
+// planner decides which plan the cluster uses. It computes the best plan for the links as they are, and
+// introduces it if rounds become shorter. There is one change at a time. Pure, as the scheduler is.
 type planner struct {
 	active   bool         // plans may change
 	shares   []plan.Share // of the present plan
@@ -72,7 +72,7 @@ func (p *planner) report(now time.Time, id int, c Capacity) {
 	p.looks = looks
 }
 
-// look returns a better plan, if it is time to look for one and there is one.
+// look returns a better plan. It returns nil if there is none, and between two looks.
 func (p *planner) look(now time.Time, members []*member) *change {
 	if p.looks == 0 || p.change != nil || now.Before(p.lookTime) {
 		return nil

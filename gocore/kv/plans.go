@@ -10,7 +10,7 @@ import (
 
 // A plan changes between the rounds of each tensor. Every worker promises to begin no further round of any tensor
 // (Promise). Once all have, the new plan holds from the round after the newest that any of them had begun
-// (Commit): no worker has begun that one, so that all begin it under the new plan. Rounds that are under way go on, and
+// (Commit). No worker has begun that round, so all of them begin it under the new plan. Rounds that are under way go on, and
 // the promise lasts a round trip of the control plane.
 //
 // The tensors of which aggregators keep more than the rounds under way keep their plan: tables, tensors under other policies

@@ -14,7 +14,7 @@ import (
 // The methods here read and write a tensor's state in the store, on all its aggregators. None waits for other workers.
 
 // Clock writes to clock, for each worker as a uint64, how many of its rounds are applied to all packets of key. Each aggregator
-// is asked about its packets alone: of those that it summed under an earlier plan it has old numbers.
+// is asked about its present packets alone. Its numbers of packets that have moved to another aggregator are old.
 func (w *Worker) Clock(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
 	i.take = func(_ *ask, payload []byte) error {

@@ -85,10 +85,7 @@ func (n *Node) announceLeave(why string) {
 
 // onClosed handles the announcement that a worker has closed and waits for the others.
 func (n *Node) onClosed(id int, last wire.Rounds) {
-	n.mu.Lock()
-	worker := n.mu.worker
-	n.mu.Unlock()
-	if worker != nil {
+	if worker := n.worker(); worker != nil {
 		go n.guard(func() error { return worker.Closed(id, last) })
 	}
 }

@@ -89,9 +89,7 @@ func (n *Node) Stats() Stats {
 // missingFrom returns the nodes that a barrier or declaration waits for, as the scheduler last
 // reported.
 func (n *Node) missingFrom(event string) []string {
-	n.mu.Lock()
-	worker := n.mu.worker
-	n.mu.Unlock()
+	worker := n.worker()
 	if worker == nil || n.config.Role != cluster.RoleWorker {
 		return nil
 	}
@@ -101,10 +99,7 @@ func (n *Node) missingFrom(event string) []string {
 // onWaiting handles the scheduler's report of the nodes that a barrier or declaration waits
 // for.
 func (n *Node) onWaiting(event string, missing []string) {
-	n.mu.Lock()
-	worker := n.mu.worker
-	n.mu.Unlock()
-	if worker != nil {
+	if worker := n.worker(); worker != nil {
 		worker.Waiting(event, missing)
 	}
 }

@@ -96,6 +96,13 @@ func newLog(c Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, options)).With("fptps", c.Role.String())
 }
 
+// worker returns the node's worker; nil before it has one, and on a server.
+func (n *Node) worker() *kv.Worker {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.worker
+}
+
 // Life is the ticket of joining for a worker. For a server and the scheduler it is the
 // ticket of their whole life, which ends when the cluster has ended in order.
 func (n *Node) Life() *kv.Ticket { return n.life }

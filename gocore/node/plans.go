@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"fptps/gocore/cluster"
-	"fptps/gocore/kv"
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
@@ -40,13 +39,6 @@ func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffic
 // differs reports whether a capacity is news.
 func differs(now, last float64) bool {
 	return (now == 0) != (last == 0) || math.Abs(now-last) > news*last
-}
-
-// worker returns the node's worker; nil on a server.
-func (n *Node) worker() *kv.Worker {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.mu.worker
 }
 
 func (n *Node) onPrepare() wire.Rounds {

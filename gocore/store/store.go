@@ -108,8 +108,7 @@ func (s *Store) takeOver(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
 	if t == nil && sum.Plan > 0 && sum.Policy == wire.Sync && h.Codec == wire.CodecPlain {
-		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
-		s.tensors[h.Tensor] = t
+		t = s.newTensor(sum)
 	}
 	if t == nil || t.rule != nil || t.policy != wire.Sync || t.codec != wire.CodecPlain {
 		return
@@ -124,13 +123,20 @@ func (s *Store) takeOver(sum *aggregate.Sum) {
 	}
 }
 
+// newTensor makes the tensor of a sum.
+func (s *Store) newTensor(sum *aggregate.Sum) *tensor {
+	h := &sum.Header
+	t := &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
+	s.tensors[h.Tensor] = t
+	return t
+}
+
 // initPacket stores the initial value of a packet. Zeros take no memory.
 func (s *Store) initPacket(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
 	if t == nil {
-		t = &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
-		s.tensors[h.Tensor] = t
+		t = s.newTensor(sum)
 	}
 	p := &packet{value: sum.Buffer, plan: sum.Plan}
 	if p.value == nil {

@@ -26,7 +26,7 @@ const (
 	carryFor  = 10 * time.Second
 	// A link that carries more than risenGain times its capacity has become faster.
 	risenGain = 1.25
-	// A link that sends less than idleGain of what it has sent lately is not what limits.
+	// While a link sends less than idleGain of what it has sent lately, something else is the limit.
 	idleGain = 0.7
 )
 
@@ -92,7 +92,7 @@ func (c *capacity) carry(now time.Duration, passed uint64) {
 // carried is the most that has passed lately, in bytes per second.
 func (c *capacity) carried() float64 { return max(c.most[0], c.most[1]) }
 
-// limits reports whether this link may be what limits its packets: where something else does, less passes than lately.
+// limits reports whether this link may be the limit. If something else is, less passes than lately.
 func (c *capacity) limits() bool { return c.spans[0] >= idleGain*max(c.known, c.carried()) }
 
 // Capacity returns what this node's link carries, over all lanes.

@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// ringSync stands for all shared memory. Two nodes of one process, as tests have them, map it twice, so that the race detector does not
-// see that what one reads was written before. (golang.org/x/sys/unix does the same for system calls.)
+// ringSync stands for all shared memory. Two nodes of one process, as in tests, map a ring at two addresses. The race detector
+// does not know that these are the same memory, so it has to be told the order. (golang.org/x/sys/unix does the same for system calls.)
 var ringSync byte
 
 // published is called before bytes of a ring become visible to the other side, received before they are read.

@@ -65,7 +65,7 @@ func (c *cursor) next() bool {
 }
 
 // FirstRounds returns the first round of each tensor under a new plan, from what all workers have promised: the one after the
-// newest that any of them had begun. It is NoRound for tensors that one of them excepts or does not list.
+// newest that any of them had begun. A tensor keeps its plan (NoRound) if one of them excepts it. The list ends where the shortest promise does.
 func FirstRounds(promises []Rounds) (first Rounds) {
 	cursors := make([]cursor, len(promises))
 	for i, p := range promises {
