@@ -6,13 +6,8 @@ import (
 	"fptps/gocore/plan"
 )
 
-const (
-	// minGain is the least gain for which a plan is replaced. With what small shares and rounding
-	// may cost, a plan stays within 4% of the optimum.
-	minGain = 0.03
-	// minStreak is the number of consecutive observations that must show the gain.
-	minStreak = 2
-)
+// minStreak is the number of consecutive observations that must show a gain.
+const minStreak = 2
 
 // Watch decides when a new plan is worth the change. The zero value is ready.
 type Watch struct {
@@ -27,9 +22,9 @@ type Change struct {
 
 // Observe compares the present plan with the best one under new capacities, and returns nil if the
 // present one should stay. A plan that cannot be used (nil; one with nodes that are not in hosts)
-// is replaced at once, others after two consecutive observations with a gain above 3%. Observe
+// is replaced at once, others after two consecutive observations with a gain above minGain. Observe
 // returns the change again until present is a better plan, and after an error (Plan's) starts to count anew.
-func (w *Watch) Observe(hosts []Host, present []plan.Share) (*Change, error) {
+func (w *Watch) Observe(hosts []Host, present []plan.Share, minGain float64) (*Change, error) {
 	m, err := newModel(hosts)
 	if err != nil {
 		w.streak = 0

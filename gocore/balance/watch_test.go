@@ -9,12 +9,14 @@ import (
 	"fptps/gocore/plan"
 )
 
+const minGain = 0.03
+
 // observe gives a Watch the same capacities until it returns a change or has seen them limit
 // times, and returns how often it saw them.
 func observe(t *testing.T, w *Watch, hosts []Host, present []plan.Share, limit int) (*Change, int) {
 	t.Helper()
 	for seen := 1; seen <= limit; seen++ {
-		change, err := w.Observe(hosts, present)
+		change, err := w.Observe(hosts, present, minGain)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,16 +63,16 @@ func TestWatchIgnoresASpike(t *testing.T) {
 	broken := equal(4, 2)
 	broken[4].Down = math.NaN()
 	for range 50 {
-		if change, err := w.Observe(spike, present); change != nil || err != nil {
+		if change, err := w.Observe(spike, present, minGain); change != nil || err != nil {
 			t.Fatalf("a spike: %+v, %v", change, err)
 		}
-		if change, err := w.Observe(equal(4, 2), present); change != nil || err != nil {
+		if change, err := w.Observe(equal(4, 2), present, minGain); change != nil || err != nil {
 			t.Fatalf("after a spike: %+v, %v", change, err)
 		}
-		if change, err := w.Observe(spike, present); change != nil || err != nil {
+		if change, err := w.Observe(spike, present, minGain); change != nil || err != nil {
 			t.Fatalf("a spike: %+v, %v", change, err)
 		}
-		if change, err := w.Observe(broken, present); change != nil || fault.CodeOf(err) != fault.Value {
+		if change, err := w.Observe(broken, present, minGain); change != nil || fault.CodeOf(err) != fault.Value {
 			t.Fatalf("NaN: %+v, %v", change, err)
 		}
 	}
@@ -100,7 +102,7 @@ func TestNoiseChangesNothing(t *testing.T) {
 			if gain := m.gain(present, m.shares()); gain > minGain {
 				t.Fatalf("seed %d: gain %g", seed, gain)
 			}
-			if change, err := w.Observe(noisy, present); change != nil || err != nil {
+			if change, err := w.Observe(noisy, present, minGain); change != nil || err != nil {
 				t.Fatalf("seed %d: %+v, %v", seed, change, err)
 			}
 		}

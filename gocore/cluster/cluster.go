@@ -127,6 +127,18 @@ func (v View) ByRole(r Role) []Member {
 	return all
 }
 
+// Shares lists the members' shares of the summing by id.
+func (v View) Shares() []plan.Share {
+	var shares []plan.Share
+	for _, m := range v.Members {
+		if m.Role != RoleScheduler && m.Share != Unset {
+			shares = append(shares, plan.Share{Node: uint32(m.ID), Share: uint32(m.Share)})
+		}
+	}
+	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
+	return shares
+}
+
 // PSLite reports whether a program of dmlc ps-lite is among the nodes. Under a scheduler of
 // ps-lite every node looks like one.
 func (v View) PSLite() bool { return slices.ContainsFunc(v.Members, Member.PSLite) }

@@ -83,12 +83,11 @@ func (p *planner) look(now time.Time, members []*member) *change {
 	if !known {
 		return nil
 	}
-	better, err := p.watch.Observe(hosts, p.shares)
-	if err != nil || better == nil || better.Gain < minGain { // an error: a capacity is nonsense
-		return nil
-	}
-	if better.Gain < p.leastGain(now) {
-		p.looks, p.lookTime = looks, now.Add(retryTime)
+	better, err := p.watch.Observe(hosts, p.shares, p.leastGain(now))
+	if err != nil || better == nil { // an error: a capacity is nonsense
+		if p.looks == 0 && len(p.changed) > 0 { // a smaller gain will do later
+			p.looks, p.lookTime = looks, now.Add(retryTime)
+		}
 		return nil
 	}
 	p.number++
@@ -220,14 +219,4 @@ func percent(shares []plan.Share, id int) int {
 		}
 	}
 	return int(math.Round(100 * float64(own) / float64(max(1, total))))
-}
-
-// presentShares lists the shares that the members have joined with, in the order of sharesOf in package node.
-func presentShares(members []*member) []plan.Share {
-	var shares []plan.Share
-	for _, m := range members {
-		shares = append(shares, plan.Share{Node: uint32(m.ID), Share: uint32(max(0, m.Share))})
-	}
-	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
-	return shares
 }

@@ -55,7 +55,7 @@ func TestCapacitiesOfHosts(t *testing.T) {
 func TestPlansSettleDespiteNoise(t *testing.T) {
 	members := onHosts("a", "b", "c", "d")
 	now := time.Unix(0, 0)
-	p := planner{active: true, shares: presentShares(members), reports: map[int]Capacity{}}
+	p := planner{active: true, shares: sharesIn(members), reports: map[int]Capacity{}}
 	changes, random := 0, rand.New(rand.NewPCG(1, 2))
 	for range 3000 { // every 100 ms for 5 minutes
 		for _, m := range members {
@@ -79,7 +79,7 @@ func TestPlansSettleDespiteNoise(t *testing.T) {
 func TestNumbersOfPlansWrap(t *testing.T) {
 	members := onHosts("a", "b", "c")
 	now := time.Unix(0, 0)
-	p := planner{active: true, shares: presentShares(members), reports: map[int]Capacity{}, number: 1<<16 - 1}
+	p := planner{active: true, shares: sharesIn(members), reports: map[int]Capacity{}, number: 1<<16 - 1}
 	p.report(now, 9, Capacity{Up: 1e7, Down: 1e7})
 	p.report(now, 11, Capacity{Up: 1e6, Down: 1e6})
 	for range looks {
@@ -101,4 +101,12 @@ func TestPercent(t *testing.T) {
 			t.Errorf("node %d has %d%%, want %d%%", id, got, want)
 		}
 	}
+}
+
+func sharesIn(members []*member) []plan.Share {
+	var view View
+	for _, m := range members {
+		view.Members = append(view.Members, m.Member)
+	}
+	return view.Shares()
 }

@@ -26,7 +26,7 @@ func (s *Scheduler) divideSumming() {
 	isSet := slices.ContainsFunc(members, func(m *member) bool { return m.Share != Unset })
 	if tensors && linked && !isSet {
 		s.shareLinks(members)
-		s.planner.active, s.planner.shares = true, presentShares(members)
+		s.planner.active, s.planner.shares = true, s.makeView().Shares()
 		return
 	}
 	servers := slices.ContainsFunc(members, func(m *member) bool { return m.Role == RoleServer })

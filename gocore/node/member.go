@@ -213,7 +213,7 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 		}
 		return t, nil
 	}
-	shares, err := sharesOf(view)
+	shares, err := plan.New(view.Shares())
 	if err != nil {
 		return nil, err
 	}
@@ -291,18 +291,6 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPl
 		},
 		Name: func(node uint32) string { return cluster.Name(int(node)) },
 	})
-}
-
-// sharesOf makes the plan from the members' shares, in the order of their ids: the same on every node.
-func sharesOf(view cluster.View) (*plan.Plan, error) {
-	var shares []plan.Share
-	for _, m := range view.Members {
-		if m.Role != cluster.RoleScheduler && m.Share != cluster.Unset {
-			shares = append(shares, plan.Share{Node: uint32(m.ID), Share: uint32(m.Share)})
-		}
-	}
-	slices.SortFunc(shares, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
-	return plan.New(shares)
 }
 
 // connections returns the ids of the nodes to dial, and of those that dial this node. Every node has a

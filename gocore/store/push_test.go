@@ -127,6 +127,18 @@ func playPolicy(t *testing.T, policy wire.Policy, rng *rand.Rand) {
 	r.end()
 }
 
+// The range of packets is a peer's, and this receive loop has others to serve: what an answer costs
+// does not grow with it. Counting through the range takes half a second each time.
+func TestClockOfARangeBeyondTheTensor(t *testing.T) {
+	r := newRig(t, 2, wire.Bounded(1), wire.Float32, []float64{1, 2})
+	for range 1000 {
+		if clock := r.Clock(tensorID, wire.Clock{Count: wire.MaxTensorBytes / wire.PacketBytes}); !slices.Equal(clock, []uint64{0, 0}) {
+			t.Fatalf("the clock is %v", clock)
+		}
+	}
+	r.end()
+}
+
 // A skip counts as a round and changes nothing.
 func TestSkipsAdvanceTheClock(t *testing.T) {
 	r := newRig(t, 2, wire.Bounded(1), wire.Float32, []float64{1, 2})

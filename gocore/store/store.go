@@ -312,11 +312,21 @@ func (s *Store) Clock(id uint32, about wire.Clock) []uint64 {
 		return nil
 	}
 	clock := slices.Repeat([]uint64{1<<64 - 1}, s.workers)
-	for number := about.First; number < about.First+about.Count; number++ {
-		p := t.packets[number]
+	lower := func(p *packet) {
 		for rank := range clock {
 			clock[rank] = min(clock[rank], t.lastApplied(p, rank, about.Complete))
 		}
+	}
+	// The range is what a peer wrote, and may be far larger than the tensor. So it is not counted through.
+	known := uint32(0)
+	for number, p := range t.packets {
+		if number-about.First < about.Count {
+			lower(p)
+			known++
+		}
+	}
+	if known < about.Count {
+		lower(nil)
 	}
 	for rank := range t.clockOffset {
 		clock[rank] += t.clockOffset[rank]
