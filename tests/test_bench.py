@@ -43,7 +43,7 @@ PREEMPT = {
 }  # fmt: skip
 TRAINER = {
     "bench", "workers", "servers", "profile", "scale", "mode", "link_bit_s", "iterations", "model_mb", "iteration_ms",
-    "bound_ms", "ratio", "compute_ms",
+    "bound_ms", "ratio", "plan_changes", "compute_ms",
 }  # fmt: skip
 
 
@@ -369,6 +369,7 @@ def test_trainer(profile):
     assert (found["profile"], found["scale"], found["mode"], found["iterations"]) == ("tiny", 0.1, "packet", 2)
     assert found["link_bit_s"] == 1e8
     assert found["compute_ms"] == 4.5
+    assert found["plan_changes"] == []
     rate = model_rate(2, 1, payload_rate(1e8))
     assert found["bound_ms"] == pytest.approx(iteration_s(load(profile, 0.1).layers, rate) * 1e3, abs=1e-3)
     assert found["ratio"] == pytest.approx(found["iteration_ms"] / found["bound_ms"], abs=1e-3)

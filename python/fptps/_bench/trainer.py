@@ -91,7 +91,7 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
     """Runs on every worker. Returns the figures of all workers."""
     trainer = Trainer(kv, options.profile.layers)
     kv.barrier()
-    taken = []
+    taken, plans = [], []
     total = WARM_UP + options.iterations
     name = f"trainer {options.profile.name}"
     with progress(kv.rank, total, name) as bar, Timeline(options.timeline, kv.rank) as timeline:
@@ -100,6 +100,7 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
             trainer.iteration()
             end = time.perf_counter()
             taken.append(end - start)
+            plans.append(kv.stats().plan)
             timeline.add("iteration", number, start, end)
             bar.update()
     iteration = statistics.mean(kv.allgather_object(statistics.median(taken[WARM_UP:])))
@@ -120,5 +121,6 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
         "iteration_ms": round(iteration * 1e3, 3),
         "bound_ms": None if bound is None else round(bound * 1e3, 3),
         "ratio": None if bound is None else round(iteration / bound, 3),
+        "plan_changes": [number for number in range(1, total) if plans[number] != plans[number - 1]],
         "compute_ms": round(options.profile.compute_s * 1e3, 3),
     }

@@ -1,0 +1,203 @@
+"""Iteration times on links that differ, or change: what the scheduler's plans make of them, against the best plan.
+
+python -m benchmarks.uneven --output build/benchmarks/uneven.json      # root, or user namespaces; some 15 minutes
+
+Each run is a simulated training of vgg16 in benchmarks.testbed's network, started as a user starts it. The bound is
+that of `fptps bench trainer`, for the shares of the summing that make a round shortest over the links as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from tabulate import tabulate
+from tqdm import tqdm
+
+from fptps._bench.bound import iteration_s, payload_rate
+from fptps._bench.profile import Profile, load
+
+from .compare import ROOT, commit, machine
+from .shaped import PROFILES, last_json
+from .testbed import TestBed, change, plan, why_not
+from .testbed.found import INSIST, phases
+from .testbed.quantities import Rate, bits
+
+MODEL: Final = "vgg16"
+SCALE: Final = 0.02
+"""Of the tensors: at 200 Mbit/s a round then takes half a second, and two cores idle most of the time."""
+RATE: Final = "200mbit"
+ITERATIONS: Final = 40
+NEAR: Final = 1.05
+"""A plan is found when an iteration takes at most this multiple of its bound."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cluster and its links. rates: of those that are not RATE; changes: (iteration of worker 0, node, rate)."""
+
+    name: str
+    workers: int
+    servers: int
+    rates: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[tuple[int, str, str], ...] = ()
+    delay: str = ""
+    loss: str = ""
+
+
+FALLS_AND_RISES: Final = ((10, "server:0", "50mbit"), (25, "server:0", RATE))
+CASES: Final = (
+    Case("2x1", 2, 1),
+    Case("3x1", 3, 1),
+    Case("4x1", 4, 1),
+    Case("4x2", 4, 2),
+    Case("4x4", 4, 4),
+    Case("4x4, worker 0 at 1/2", 4, 4, {"worker:0": "100mbit"}),
+    Case("4x0, worker 0 at 1/2", 4, 0, {"worker:0": "100mbit"}),
+    Case("4x0, worker 0 at 1/4", 4, 0, {"worker:0": "50mbit"}),
+    Case("4x4, server 0 at 1/4", 4, 4, {"server:0": "50mbit"}),
+    Case("4x2, server 0 at 1/4", 4, 2, {"server:0": "50mbit"}),
+    Case("4x4, server 0 sends at 1/4", 4, 4, {"server:0": "50mbit,200mbit"}),
+    Case("4x4, server 0 receives at 1/4", 4, 4, {"server:0": "200mbit,50mbit"}),
+    Case("4x4, servers 0 and 1 at 1/4", 4, 4, {"server:0": "50mbit", "server:1": "50mbit"}),
+    Case("4x4, server 0 falls to 1/4 and rises", 4, 4, {}, FALLS_AND_RISES),
+    Case("4x4, the same with 30 ms of delay", 4, 4, {}, FALLS_AND_RISES, delay="15ms"),
+    Case("4x4, the same with 0.1% of packets lost", 4, 4, {}, FALLS_AND_RISES, loss="0.1%"),
+)
+
+
+def model_rate(workers: Sequence[Rate], servers: Sequence[Rate]) -> float:
+    """Bytes per second at which gradients can be summed, if the summing is divided so that a round is shortest.
+
+    In a round that takes T seconds for each byte of the model, a server whose link carries c bytes per second can sum
+    T c / W of it, and a worker (T c - 1) / (W - 2): it sends what it does not sum, and W - 1 times what it does
+    (docs/balance.md). The least T with which all of them sum the whole model is found by halving.
+    """
+    n = len(workers)
+    worker = [min(payload_rate(bits(rate.send)), payload_rate(bits(rate.receive))) for rate in workers]
+    server = [min(payload_rate(bits(rate.send)), payload_rate(bits(rate.receive))) for rate in servers]
+
+    def sums(seconds: float) -> float:
+        own = sum(min(1.0, (seconds * c - 1) / (n - 2)) if n > 2 else 1.0 for c in worker)
+        return own + sum(seconds * c / n for c in server)
+
+    low = 1 / min(worker)
+    high = n * n / min(worker)
+    if sums(low) >= 1:
+        return 1 / low
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sums(middle) >= 1 else (middle, high)
+    return 1 / high
+
+
+def bounds(case: Case, profile: Profile) -> list[float]:
+    """Seconds of an iteration, at least, before the first change and after each change."""
+    links = plan(case.workers, case.servers, RATE, case.rates)
+    found = []
+    for _, node, rate in ((0, "", ""), *case.changes):
+        if node:
+            links[node] = Rate.parse(rate)
+        workers, servers = (
+            [rate for name, rate in links.items() if rate is not None and name.startswith(role)]
+            for role in ("worker", "server")
+        )
+        found.append(iteration_s(profile.layers, model_rate(workers, servers)))
+    return found
+
+
+def sample(case: Case, profile: Profile) -> dict[str, Any]:
+    """Runs it once. Of each phase: the bound, the times of its iterations, and those before which the plan changed."""
+    out, err = io.StringIO(), io.StringIO()
+    script = [entry for when, node, rate in case.changes for entry in change(f"iteration:{when}", f"{node}={rate}")]
+    delays = {"all": case.delay} if case.delay else {}
+    losses = {"all": case.loss} if case.loss else {}
+    command = [sys.executable, "-m", "fptps", "bench", "trainer", "--profile", str(PROFILES / f"{MODEL}.json")]
+    command += ["--scale", str(SCALE), "--iterations", str(ITERATIONS), "--json"]
+    with TestBed(case.workers, case.servers, RATE, case.rates, delays=delays, losses=losses, script=script) as bed:
+        code = bed.run(command, out=out, err=err)
+        found = phases(bed.record.iterations(), bed.record.events)
+    if code != 0:
+        raise click.ClickException(f"{case.name}: exit code {code}: {err.getvalue()[-2000:]}")
+    changes = last_json(out.getvalue())["plan_changes"]
+    result, begin = [], 0
+    for phase, bound in zip(found, bounds(case, profile)):
+        end = begin + len(phase.seconds)
+        result.append(
+            {
+                "bound_ms": round(bound * 1e3, 1),
+                "iterations_ms": [round(s * 1e3, 1) for s in phase.seconds],
+                "plan_changes": [number - begin for number in changes if begin <= number < end],
+            }
+        )
+        begin = end
+    return {"case": case.name, "phases": result}
+
+
+def row(name: str, phase: Mapping[str, Any]) -> list[Any]:
+    """A line of the table."""
+    times, bound = phase["iterations_ms"], phase["bound_ms"]
+    near = [each <= NEAR * bound for each in times]
+    found = next((i for i in range(len(near)) if all(near[i : i + INSIST])), None)
+    settled = statistics.median(times[INSIST:] or times)
+    changes = ", ".join(map(str, phase["plan_changes"])) or "-"
+    return [name, bound, times[0], settled, settled / bound, "-" if found is None else found, changes]
+
+
+HEADERS: Final = ("links", "bound ms", "first ms", "settled ms", "ratio", "found after", "new plan in")
+
+
+def table(samples: Sequence[Mapping[str, Any]]) -> str:
+    """All phases: times in ms; found after: iterations until three in a row take at most 1.05 times the bound."""
+    rows = []
+    for each in samples:
+        for number, phase in enumerate(each["phases"]):
+            rows.append(row(each["case"] if number == 0 else f"... change {number}", phase))
+    return str(tabulate(rows, HEADERS, floatfmt=("", ".0f", ".0f", ".0f", ".2f", "", "")))
+
+
+@dataclass
+class Uneven:
+    """All measurements: the content of the JSON file."""
+
+    date: str
+    machine: dict[str, Any]
+    commit: str
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--case", "names", multiple=True, help="Only cases whose name has this in it; repeatable.")
+@click.option("--rounds", default=1, show_default=True, help="Number of times that everything is run.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
+def main(names: tuple[str, ...], rounds: int, output: Path | None) -> None:
+    """Measure fptps on links that differ, or change."""
+    if (reason := why_not()) is not None:
+        raise click.ClickException(reason)
+    profile = load(PROFILES / f"{MODEL}.json", SCALE)
+    now = datetime.now(timezone.utc)
+    path = output or ROOT / "build" / "benchmarks" / f"uneven-{now:%Y-%m-%dT%H-%M-%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = Uneven(now.isoformat(timespec="seconds"), machine(), commit())
+    cases = [case for case in CASES if not names or any(name in case.name for name in names)]
+    with tqdm(total=rounds * len(cases), file=sys.stderr) as bar:
+        for _ in range(rounds):
+            for case in cases:
+                bar.set_description(case.name)
+                file.samples.append(sample(case, profile))
+                path.write_text(json.dumps(asdict(file), indent=1) + "\n")
+                bar.update()
+    click.echo(table(file.samples))
+    click.echo(f"Every sample: {path}")
+
+
+if __name__ == "__main__":
+    main()
