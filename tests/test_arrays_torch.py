@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fptps
-from fptps import _arrays
+from fptps import _autograd
 from fptps._arrays import NAMES, locate, maker, order_text
 
 pytestmark = pytest.mark.demo
@@ -142,17 +142,17 @@ def test_tensors_of_inference_are_received_into():
         assert kv.push_pull(0, torch.full((2,), 3.0), out=out).result().tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("count", [lambda torch: None, _arrays._increment_version], ids=["older", "this"])
+@pytest.mark.parametrize("count", [lambda torch: None, _autograd._increment_version], ids=["older", "this"])
 def test_modified(monkeypatch, count):
     if count(torch) is None:
-        monkeypatch.setattr(_arrays, "_increment_version", lambda torch: _arrays._write_nothing)
+        monkeypatch.setattr(_autograd, "_increment_version", lambda torch: _autograd._write_nothing)
     for tensor in (torch.ones(3), torch.tensor(2.0), torch.ones(2, 3).t(), torch.nn.Parameter(torch.ones(1))):
         before, values = tensor._version, tensor.tolist()
-        _arrays.modified(tensor)
+        _autograd.modified(tensor)
         assert tensor._version > before
         assert tensor.tolist() == values
-    _arrays.modified(None)
-    _arrays.modified(np.ones(3))
+    _autograd.modified(None)
+    _autograd.modified(np.ones(3))
 
 
 def test_made_in_the_memory_of_the_cpu():

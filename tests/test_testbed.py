@@ -113,20 +113,31 @@ with fptps.KVWorker() as kv:
     count = np.arange(1, 1_000_001, dtype=np.float32) % 1000
     gradient = np.zeros_like(count)
     kv.init_all({key: gradient for key in range(3)})
-    plans = [0]
+    small = count[:500_000] % 7
+    weights, momentum = small.copy(), np.zeros_like(small)
+    kv.init(3, weights)
+    kv.set_optimizer(fptps.optim.SGD(lr=0.5, momentum=1.0), [3])
+    plans, left = [0], 3
     for step in range(1, 200):
-        if min(plans) > 0:
+        left -= min(plans) > 0
+        if left == 0:
             break
         arrays = [count * (kv.rank + step + key) for key in range(3)]
-        for ticket in [kv.push_pull(key, array, out=array) for key, array in enumerate(arrays)]:
+        tickets = [kv.push_pull(key, array, out=array) for key, array in enumerate(arrays)]
+        updated = kv.push_pull(3, small * (kv.rank + 1)).result()
+        for ticket in tickets:
             ticket.result()
         for key, array in enumerate(arrays):
             assert np.array_equal(array, count * (n * (step + key) + n * (n - 1) // 2)), (step, key)
+        momentum += small * (n * (n + 1) // 2)
+        weights -= momentum / 2
+        assert np.array_equal(updated, weights), step
         plans = kv.allgather_object(kv.stats().plan)
     shares = kv.stats().shares
-    print(min(plans) > 0, shares.get("server 0", 0) < 0.2, kv.clock(0) == [step - 1] * n, f"{sum(shares.values()):.3f}")
+    clocks = [kv.clock(0), kv.clock(3)]
+    print(min(plans) > 0, shares.get("server 0", 0) < 0.2, clocks == [[step - 1] * n] * 2, f"{sum(shares.values()):.3f}")
 """
-"""A program that sums 12 MB again and again until the plan has changed. All sums are exact."""
+"""A program that sums 12 MB and trains 2 MB again and again until the plan has changed. All numbers are exact."""
 
 
 @needs_network

@@ -29,6 +29,7 @@ type inquiry struct {
 	about  string // its subject in texts: "the optimiser of key 5"
 	take   func(a *ask, payload []byte) error
 	then   func() []sending // called at the end, with the worker's lock held; nil: none
+	vital  bool             // after a refusal nothing can go on
 	memory []byte           // of the caller, recorded in flights; nil: none
 
 	worker *Worker
@@ -149,8 +150,9 @@ func (s *asks) place(node uint32, h *wire.Header) []byte {
 	return make([]byte, h.WireLen)
 }
 
-// answered handles an answer whose payload is in the memory that place has returned. An answer without an ask is dropped.
-func (w *Worker) answered(node uint32, h *wire.Header, payload []byte) {
+// answered handles an answer whose payload is in the memory that place has returned. An answer without an ask is dropped. It
+// returns an error if a vital ask is refused.
+func (w *Worker) answered(node uint32, h *wire.Header, payload []byte) (broken error) {
 	w.step(func() effects {
 		a := w.mu.asks.find(node, h)
 		if a == nil {
@@ -162,8 +164,12 @@ func (w *Worker) answered(node uint32, h *wire.Header, payload []byte) {
 		if err := a.accept(h, payload); err != nil && i.err == nil {
 			i.err = err
 		}
+		if i.vital {
+			broken = i.err
+		}
 		return i.end()
 	})
+	return broken
 }
 
 // record records that an ask has its answer.

@@ -83,8 +83,7 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 	case h.Kind == wire.Ask && d.Aggregator != nil:
 		return d.Aggregator.answer(node, h, payload, owned)
 	case h.Kind == wire.Answer && d.Worker != nil:
-		d.Worker.answered(node, h, payload)
-		return nil
+		return d.Worker.answered(node, h, payload)
 	}
 	return misplaced(node, h)
 }

@@ -13,8 +13,8 @@ import (
 // (Commit). No worker has begun that round, so all of them begin it under the new plan. Rounds that are under way go on, and
 // the promise lasts a round trip of the control plane.
 //
-// The tensors of which aggregators keep more than the rounds under way keep their plan: tables, tensors under other policies
-// than Sync, those with an optimiser or a clock that was set. So do those that were not pushed yet, as they may get an optimiser.
+// Weights move with the plan (handover.go). Tables, and tensors under other policies than Sync, keep their plan. So do plain sums
+// with a clock that was set, and tensors that were not pushed yet, as they may get an optimiser.
 
 // numbered is a plan and its number: 0 is that of the start.
 type numbered struct {
@@ -53,10 +53,10 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 
 // moves reports whether the tensor's plan may change. Rank 0 alone knows of its optimiser.
 func (t *tensor) moves(rank0 bool) bool {
-	if t.table != nil || t.policy != wire.Sync || t.resumed {
+	if t.table != nil || t.policy != wire.Sync || t.rule == nil && t.offset != nil {
 		return false
 	}
-	return !rank0 || t.rule == nil && t.next > 1
+	return !rank0 || t.next > 1
 }
 
 // Commit ends a promise: plan p holds for each tensor from its round in first on, and for tensors declared later from the start.
@@ -88,14 +88,16 @@ func (w *Worker) endPromise() (e effects) {
 // waits reports whether a promise forbids the round of the tensor's next operation.
 func (t *tensor) waits() bool { return t.held && t.queue[0].verb != verbFetch }
 
-// followPlan gives the tensor the newest plan that holds for its present round.
-func (t *tensor) followPlan() {
+// followPlan gives the tensor the newest plan that holds for its present round. It returns the runs before, nil if nothing changes.
+func (t *tensor) followPlan() (before []plan.Run) {
 	for i := len(t.changes) - 1; i >= 0; i-- {
 		if c := t.changes[i]; c.first <= t.round {
+			before = t.runs
 			t.plan, t.runs, t.changes = uint16(c.number), c.runs, t.changes[i+1:]
-			return
+			return before
 		}
 	}
+	return nil
 }
 
 // cut divides the tensor among the aggregators of the plan, after those that were cut before. The lock is held.

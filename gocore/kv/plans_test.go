@@ -237,8 +237,9 @@ func TestTensorsThatKeepTheirPlan(t *testing.T) {
 		"a plain sum":    {change: func(*tensor) {}, want: [2]bool{true, true}},
 		"async":          {change: func(t *tensor) { t.policy = wire.Async }},
 		"a table":        {change: func(t *tensor) { t.table = &table{} }},
-		"a set clock":    {change: func(t *tensor) { t.resumed = true }},
-		"an optimiser":   {change: func(t *tensor) { t.rule = &store.Rule{} }, want: [2]bool{false, true}},
+		"a set clock":    {change: func(t *tensor) { t.offset = []uint64{1, 1} }, want: [2]bool{false, false}},
+		"an optimiser":   {change: func(t *tensor) { t.rule = &store.Rule{} }, want: [2]bool{true, true}},
+		"both":           {change: func(t *tensor) { t.rule, t.offset = &store.Rule{}, []uint64{1, 1} }, want: [2]bool{true, true}},
 		"no push so far": {change: func(t *tensor) { t.next = 1 }, want: [2]bool{false, true}},
 	} {
 		for rank, want := range tc.want {

@@ -53,6 +53,18 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 			return a.clock(h.Tensor, about)
 		}
 		return nil, a.resume(h.Tensor, about, clock)
+	case wire.AskArrive:
+		arrival, err := store.ParseArrival(payload)
+		if err == nil {
+			err = a.store.Arrive(h.Tensor, h.Packet, arrival)
+		}
+		return nil, err
+	case wire.AskLeave:
+		about, _, err := wire.ParseClock(payload)
+		if err != nil {
+			return nil, fault.New(fault.Value, "%v", err)
+		}
+		return nil, a.store.Leave(h.Tensor, about)
 	case wire.AskState:
 		return a.store.Read(h.Tensor, h.Packet, h.Part, int(h.RawLen))
 	case wire.AskRows:

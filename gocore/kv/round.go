@@ -45,8 +45,9 @@ type tensor struct {
 	rate  float32     // the learning rate that the next rounds carry, if rated
 	rated bool        // they carry one
 
-	resumed bool // its clock was set
-	held    bool // a promise forbids to begin a round
+	offset []uint64 // by which Resume set each worker's clock off from the rounds; nil: it did not
+	held   bool     // a promise forbids to begin a round
+	moving int      // packets of weights that have to move to other aggregators before the round's contributions leave
 }
 
 // verb is the caller's request.
@@ -109,7 +110,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	}
 	t.round = t.next
 	t.next++
-	t.followPlan()
+	before := t.followPlan()
 	w.mu.stats.Rounds++
 	if t.table != nil {
 		return t.beginRows(o)
@@ -132,6 +133,14 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 		data := o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
 		out = append(out, sending{run.Node, run.Lane, t.header(wire.Contrib, o, run.First), data, o})
 	}
+	if t.rule != nil && before != nil {
+		return w.handOver(t, before, out)
+	}
+	return o.leave(out)
+}
+
+// leave counts the contributions that the transport refers to from now on.
+func (o *operation) leave(out []sending) []sending {
 	o.queued.Add(int32(len(out)))
 	return out
 }

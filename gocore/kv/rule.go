@@ -29,10 +29,14 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 		for _, t := range tensors {
 			asks = append(asks, t.everywhere(wire.AskRule, rule.Text())...)
 		}
+		before := make([]*store.Rule, len(tensors))
+		for n, t := range tensors { // from the next push on, which does not have to wait for the answers
+			before[n], t.rule, t.rated = t.rule, &rule, false
+		}
 		i.then = func() []sending {
-			for _, t := range tensors {
-				if i.err == nil {
-					t.rule, t.rated = &rule, false
+			for n, t := range tensors {
+				if i.err != nil && t.rule == &rule {
+					t.rule = before[n]
 				}
 			}
 			return nil

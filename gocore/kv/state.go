@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"fptps/gocore/fault"
+	"fptps/gocore/plan"
 	"fptps/gocore/store"
 	"fptps/gocore/wire"
 )
@@ -40,10 +41,15 @@ func (w *Worker) Resume(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
 	return w.ask(key, i, func(t *tensor) ([]*ask, error) {
 		err := t.idle()
-		if err == nil && (t.held || len(t.changes) > 0) {
+		if err == nil && t.rule == nil && (t.held || len(t.changes) > 0) {
 			err = fault.New(fault.Busy, "%s: a part of it is about to move to other aggregators: try again after the next push", t.name).With(t.about())
 		}
-		t.resumed = t.resumed || err == nil
+		if err == nil {
+			t.offset = make([]uint64, len(clock)/8)
+			for rank := range t.offset {
+				t.offset[rank] = binary.LittleEndian.Uint64(clock[8*rank:]) - t.round // it may wrap around, as on the aggregators
+			}
+		}
 		return t.aboutClock(wire.AskResume, clock), err
 	})
 }
@@ -83,22 +89,27 @@ func (t *tensor) parts(op wire.Op, array int, first, count uint32, memory []byte
 		return nil, 0, fault.New(fault.Type, "%s: tensors of %v have no state", t.name, t.dtype)
 	}
 	for p := first; p < first+count; p++ {
-		left := store.ArrayBytes(t.dtype, array, t.content(p))
-		for chunk := 0; left > 0; chunk++ {
-			n := min(left, wire.PacketBytes)
-			if size+uint64(n) <= uint64(len(memory)) {
-				all = append(all, t.part(op, p, store.Chunk(array, chunk), memory[size:][:n]))
-			}
-			size += uint64(n)
-			left -= n
+		n := uint64(store.ArrayBytes(t.dtype, array, t.content(p)))
+		if size+n <= uint64(len(memory)) {
+			all = append(all, t.chunks(op, t.run(p), p, array, memory[size:][:n])...)
 		}
+		size += n
 	}
 	return all, size, nil
 }
 
-// part returns the ask for one part of a packet's state.
-func (t *tensor) part(op wire.Op, packet uint32, part uint16, memory []byte) *ask {
-	run := t.run(packet)
+// chunks returns the asks that copy a packet's array to memory, or set it from there, on the aggregator of a run.
+func (t *tensor) chunks(op wire.Op, run plan.Run, packet uint32, array int, memory []byte) (all []*ask) {
+	for chunk := 0; len(memory) > 0; chunk++ {
+		n := min(len(memory), wire.PacketBytes)
+		all = append(all, t.part(op, run, packet, store.Chunk(array, chunk), memory[:n]))
+		memory = memory[n:]
+	}
+	return all
+}
+
+// part returns the ask for one part of a packet's state, on the aggregator of a run.
+func (t *tensor) part(op wire.Op, run plan.Run, packet uint32, part uint16, memory []byte) *ask {
 	a := &ask{node: run.Node, lane: run.Lane, header: wire.Header{
 		Op: op, Tensor: t.id, Packet: packet, Part: part, RawLen: uint32(len(memory)), Priority: math.MinInt32,
 	}}

@@ -23,6 +23,15 @@ const (
 // chunksPerArray is 2 because the float32 master copy of 16-bit floats is twice as large as a packet.
 const chunksPerArray = 2
 
+// Weights lists the arrays that a packet's weights are made of, without steps and rate: what moves to another aggregator.
+func (r *Rule) Weights() []int {
+	arrays := []int{ArrayValue}
+	for i := range r.stateCount() {
+		arrays = append(arrays, ArrayState+i)
+	}
+	return arrays
+}
+
 // ArrayBytes is the size of an array for a packet of the given bytes; 0 for a type without state.
 func ArrayBytes(d wire.DType, array, bytes int) int {
 	switch {

@@ -12,6 +12,8 @@ const (
 	AskResume                    // sets the clock of the packets that the payload names (Clock) to the numbers that follow, a uint64 for each worker
 	AskState                     // returns RawLen bytes of a chunk of a packet's state
 	AskRestore                   // sets a chunk of a packet's state to the payload
+	AskArrive                    // makes a packet of weights that another aggregator has kept so far; the payload describes it: store.Arrival
+	AskLeave                     // forgets the packets that the payload names (Clock), which have moved to another aggregator
 	AskRows                      // returns rows of a packet of a table (CodecRows): the payload holds their numbers, RawLen is their size
 	askEnd
 )
@@ -43,10 +45,10 @@ func (h *Header) checkAsk() error {
 	return nil
 }
 
-// Clock names packets of a tensor, in AskClock and AskResume.
+// Clock names packets of a tensor, in AskClock, AskResume and AskLeave.
 type Clock struct {
 	First, Count uint32
-	Complete     uint64 // Sync: rounds that are complete on the worker that asks
+	Complete     uint64 // Sync: rounds that are complete on the worker that asks; AskLeave: the last round before the move
 }
 
 // clockBytes is the size of an encoded Clock.

@@ -10,12 +10,13 @@ PyTorch is never imported from here: a tensor can only come from a program that 
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from ._autograd import imported_torch
 
 
 class Place(NamedTuple):
@@ -63,7 +64,7 @@ def locate(array: Any, write: bool) -> Place:
     """
     if type(array) is np.ndarray:
         return _locate_numpy(array, write)
-    torch = _torch()
+    torch = imported_torch()
     if torch is not None and isinstance(array, torch.Tensor):
         return _locate_torch(array, write, torch)
     if hasattr(array, "fptps_place"):  # Codes
@@ -94,23 +95,12 @@ def order_text(shape: tuple[int, ...], order: tuple[int, ...]) -> str:
     return f"in memory in the order {order} of its axes"
 
 
-def modified(array: Any) -> None:
-    """Reports to autograd that an array's elements change. To be called when the core begins to write, and at the end.
-
-    A gradient that needs a value saved before either moment is then PyTorch's RuntimeError, "modified by an inplace
-    operation", and not a wrong number. Nothing happens for anything but a tensor.
-    """
-    torch = _torch()
-    if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
-        _increment_version(torch)(array)
-
-
 def maker(array: Any, shape: tuple[int, ...] | None = None) -> Callable[[], Any]:
     """A function that makes a new array like this one, which locate() takes: a tensor for a PyTorch tensor.
 
     Its dtype is this one's, and so are its shape and the order of its axes in memory, unless a shape is given.
     """
-    torch = _torch()
+    torch = imported_torch()
     if torch is not None and isinstance(array, torch.Tensor):
         if shape is not None:
             return functools.partial(torch.empty, shape, dtype=array.dtype, device="cpu")
@@ -198,12 +188,6 @@ def _forget(identity: int, addresses: dict[int, Known], dead: weakref.ref[Any]) 
         del addresses[identity]
 
 
-def _torch() -> Any:
-    """PyTorch, if the program has imported it."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and hasattr(torch, "Tensor") else None
-
-
 @functools.lru_cache(maxsize=1)
 def _torch_numbers(torch: Any) -> dict[Any, int]:
     found = {getattr(torch, name, None): number for name, number in NAMES.items()}
@@ -237,18 +221,6 @@ def _locate_torch(tensor: Any, write: bool, torch: Any) -> Place:
         raise TypeError(f"a {type(tensor).__name__} has no memory of its own: pass the plain tensor that it stands for")
     # The tensor alone is not enough: `tensor.data = ...`, set_() and Module.half() give it another storage.
     return Place(number, address, nbytes, tensor.untyped_storage(), shape, order)
-
-
-@functools.lru_cache(maxsize=1)
-def _increment_version(torch: Any) -> Callable[[Any], None]:
-    """What makes autograd count one more modification of a tensor."""
-    increment: Callable[[Any], None] | None = getattr(torch.autograd.graph, "increment_version", None)
-    return increment or _write_nothing  # an older PyTorch
-
-
-def _write_nothing(tensor: Any) -> None:
-    """Modifies no element of a tensor, in place: autograd counts that too."""
-    tensor.detach().as_strided((0,), (1,)).zero_()
 
 
 def _view(array: Any) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from . import __version__, scheduler, server
+from . import scheduler, server
 from ._bench.command import bench
 from ._environment import KEEP_GOING
 from .cluster._commands import cluster_commands, name_torch_group, reserved_port
@@ -20,7 +20,7 @@ from .cluster._supervisor import Supervisor
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="fptps", message="%(prog)s %(version)s")
+@click.version_option(package_name="fptps", prog_name="fptps", message="%(prog)s %(version)s")
 def main() -> None:
     """A parameter server for data-parallel training."""
 

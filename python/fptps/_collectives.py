@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple, TypeVar, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import NAMES, Place, locate, modified
+from ._arrays import NAMES, Place, locate
+from ._autograd import modified
 from ._failures import failure_of, packed, unpacked
 from ._tensors import shape_text
 from .errors import BusyError, MismatchError, TimeoutError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import atexit
 import itertools
 import logging
@@ -11,10 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-import numpy as np
-
 from ._arguments import seconds_of
-from ._arrays import modified
+from ._autograd import modified
 from ._keys import Key
 from ._wakeup import CallbackThread, Wakeup
 from .errors import ClosedError, FptpsError, TimeoutError
@@ -100,9 +99,9 @@ class Session:
     ) -> list[Ticket[Any]]:
         """Begins operations by one call, each with the words that describe it; kept: arrays, result and key of each."""
         tickets = [Ticket(self, next(self._numbers), *of_one) for of_one in kept]
-        list_ = np.array([(t.number, *w) for t, w in zip(tickets, words)], np.int64)
+        list_ = array.array("q", itertools.chain.from_iterable((t.number, *w) for t, w in zip(tickets, words)))
         if tickets:
-            self.begin_all(tickets, call, list_.ctypes.data, len(tickets))
+            self.begin_all(tickets, call, list_.buffer_info()[0], len(tickets))
         for _, result, _ in kept:
             modified(result)
         return tickets

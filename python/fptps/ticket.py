@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from ._arrays import modified
+from ._autograd import modified
 from .errors import ClosedError, FptpsError, TimeoutError, from_core, timed_out
 
 if TYPE_CHECKING:

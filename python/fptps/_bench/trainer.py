@@ -121,6 +121,6 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
         "iteration_ms": round(iteration * 1e3, 3),
         "bound_ms": None if bound is None else round(bound * 1e3, 3),
         "ratio": None if bound is None else round(iteration / bound, 3),
-        "plan_changes": [number for number in range(1, total) if plans[number] != plans[number - 1]],
+        "plan_changes": [number for number, (before, plan) in enumerate(zip([0, *plans], plans)) if plan != before],
         "compute_ms": round(options.profile.compute_s * 1e3, 3),
     }
