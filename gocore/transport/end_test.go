@@ -3,11 +3,13 @@ package transport
 import (
 	"context"
 	"net"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -96,6 +98,14 @@ func testLostPeerMayReconnect(t *testing.T) {
 	server.start(9)
 	puppet(t, server, 9).Close()
 	server.h.untilLost(t, 9)
+	for end, done := time.Now().Add(deadline), false; !done; runtime.Gosched() { // the handshake and Lost have returned
+		if time.Now().After(end) {
+			t.Fatal("the first connection does not end")
+		}
+		server.mu.Lock()
+		done = !server.mu.reserved[9] && !server.mu.ending[9]
+		server.mu.Unlock()
+	}
 	c := puppet(t, server, 9)
 	c.Write(packetBytes(contrib(7, 0), 10))
 	if a := server.h.untilArrived(t, 1)[0]; a.header.Tensor != 7 {
