@@ -9,6 +9,7 @@ The interface is that of MXNet's headers c_api.h and engine.h, as in all release
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -46,16 +47,14 @@ class _Operation:
     """One operation, from submit() until the engine deletes it."""
 
     def __init__(self, begin: Callable[[], Ticket[Any]], finish: Callable[[], object] | None, arrays: object) -> None:
-        self.begin = begin
-        self.finish = finish
-        self.arrays = arrays
-        self.complete: _OnComplete | None = None
+        self._work: Any = begin, finish, arrays
+        self._ends: list[_OnComplete] = []
 
     def run(self, complete: _OnComplete) -> None:
         """Begins, on a thread of the engine's."""
-        self.complete = complete
+        self._ends.append(complete)
         try:
-            ticket = self.begin()
+            ticket = self._work[0]()
             if _synchronous():
                 ticket.exception(math.inf)
             ticket.add_done_callback(self._ended)
@@ -65,8 +64,9 @@ class _Operation:
     def _ended(self, ticket: Ticket[Any]) -> None:
         try:
             ticket.result(0.0)
-            if self.finish is not None:
-                self.finish()
+            finish = self._work[1]
+            if finish is not None:
+                finish()
         except BaseException as error:
             self.end(error)
         else:
@@ -74,13 +74,18 @@ class _Operation:
 
     def end(self, error: BaseException | None) -> None:
         """Reports the end to the engine, unless that was done."""
-        complete, self.complete = self.complete, None
-        if complete is not None:
+        with contextlib.suppress(IndexError):  # whichever thread pops it
+            complete = self._ends.pop()
             complete.callback(complete.engine, complete.parameter, None if error is None else _dmlc_error(error))
+
+    def free(self) -> None:
+        """Gives up the arrays."""
+        self._work = None
 
 
 _numbers = itertools.count(1)
 _operations: dict[int, _Operation] = {}
+_beginning: set[int] = set()  # those of which a thread of the engine's is in run()
 
 
 def submit(
@@ -119,8 +124,8 @@ def settle() -> None:
     """Waits until no operation is left, and no thread of the engine's runs Python."""
     left = True
     while left:
-        left = bool(_operations)
-        time.sleep(0.001)  # without the GIL: a thread that has just removed the last one comes to its end
+        left = bool(_operations or _beginning)
+        time.sleep(0.001)  # without the GIL: a thread that has just removed the last one returns from Python
 
 
 def abandon() -> None:
@@ -135,11 +140,14 @@ os.register_at_fork(before=settle)
 
 
 def _run(_engine: int, complete: int, number: int) -> None:
+    _beginning.add(number)
     _operations[number].run(_OnComplete.from_buffer_copy(_OnComplete.from_address(complete)))
+    _beginning.discard(number)
 
 
 def _delete(number: int) -> None:
     """The engine is through with an operation, or has skipped it because of an earlier error."""
+    _operations[number].free()  # before settle() sees that it is gone: MXNet frees an array without the GIL
     del _operations[number]
 
 
