@@ -63,6 +63,10 @@ def test_weights_of_adam(trainings, name):
     assert trainings[name] < 1e-4
 
 
+def test_weights_of_a_training_with_compression(trainings):
+    assert 1e-6 < trainings["compressed"] < 1e-3
+
+
 @pytest.fixture(scope="module")
 def calls():
     """What the cases of mxnet_programs/store.py give, on both workers."""
@@ -128,7 +132,7 @@ def test_compression(call, kind, mean, once):
 
 
 def test_async(call):
-    assert call["asynchronous"] == ["dist_async_fptps", [10 - 0.25 * 3 * (1 + 2)] * 3]
+    assert call["asynchronous"] == [["dist_async_fptps", [10 - 0.25 * 3 * (1 + 2)] * 3]] * 2
 
 
 def test_fork(call):

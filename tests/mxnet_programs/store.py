@@ -146,8 +146,12 @@ def compressed():
 
 
 def asynchronous():
+    return [applied_by_itself(consistency) for consistency in ("async", fptps.Bounded(1))]
+
+
+def applied_by_itself(consistency):
     """Each push is applied by itself; at the end all are."""
-    store = fptps.mxnet.DistFPTPS(consistency="async")
+    store = fptps.mxnet.DistFPTPS(consistency)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, rescale_grad=0.5))
     store.broadcast("w", full(10), weights := full(0))
     for _ in range(3):

@@ -47,7 +47,7 @@ def embedding():
 LOSS = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def gluon(net, store, parts, optimizer, settings, on_store, words=False, devices=1, halve=False):
+def gluon(net, store, parts, optimizer, settings, on_store, words=False, devices=1, halve=False, less=None):
     """Trains a network by gluon's Trainer; returns its weights."""
     contexts = [mx.cpu(number) for number in range(devices)]
     mx.random.seed(7)  # the same on all workers: Trainer broadcasts the weights in the first step, after its gradients
@@ -55,7 +55,7 @@ def gluon(net, store, parts, optimizer, settings, on_store, words=False, devices
     settings = dict(settings)
     if "step" in settings:
         settings["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(settings.pop("step"), 0.5, base_lr=0.1)
-    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, settings, kvstore=store, update_on_kvstore=on_store)
+    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, settings, store, less, on_store)
     for number, (x, y, rows) in enumerate(parts):
         inputs = mx.gluon.utils.split_and_load(mx.nd.array(rows if words else x), contexts)
         labels = mx.gluon.utils.split_and_load(mx.nd.array(y), contexts)
@@ -95,6 +95,7 @@ GLUON = {
     "nag on the store": (dense, "nag", {"learning_rate": 0.2, "momentum": 0.8}, True, {}),
     "adam on the store": (dense, "adam", {"learning_rate": 0.05, "wd": 0.01}, True, {}),
     "ftrl on the worker": (dense, "ftrl", {"learning_rate": 0.3}, False, {}),
+    "compressed": (dense, "sgd", SGD, False, {"less": {"type": "fp16"}}),
     "two devices": (dense, "sgd", SGD, True, {"devices": 2}),
     "two devices, on the worker": (dense, "sgd", SGD, False, {"devices": 2}),
     "sparse gradients, sgd": (embedding, "sgd", SGD, True, {"words": True}),
