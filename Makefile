@@ -52,13 +52,15 @@ test-go: system ## Go's tests
 test-python: setup ## Python's tests: whole clusters of processes, the wheel, the demo
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup --max-worker-restart=0
 
-test-long: setup ## race, fuzz a minute each, changes of plan, kills at random instants, a soak, cluster tests under load
+test-long: setup ## race, fuzz a minute each, changes of plan, kills at random instants, a soak, MXNet, cluster tests under load
 	@$(MAKE) --no-print-directory race
 	go test ./gocore/kv -timeout 60m -run TestPlansChangeBetweenRounds -plays 10000
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
 	$(BIN)/pytest tests/long
+	@$(MAKE) --no-print-directory peers
+	$(BIN)/pytest -m mxnet
 	for loop in $$(seq $(LOOPS)); do \
-		$(BIN)/pytest -q -x -n $$((4 * $$(nproc))) --dist loadgroup -m 'not wheel and not demo' || exit 1; done
+		$(BIN)/pytest -q -x -n $$((4 * $$(nproc))) --dist loadgroup -m 'not wheel and not demo and not mxnet' || exit 1; done
 
 osp: setup ## localSGD, OSP, LOSP, DQLOSP over 100 and 20 Mbit/s, an hour: MNIST=DIR CIFAR10=DIR; docs/osp.md's figures
 	@test -n "$(MNIST)" || { echo "make osp MNIST=DIR: the folder of MNIST's four *-ubyte.gz files"; exit 1; }
@@ -72,7 +74,7 @@ fuzz: system ## every fuzz target for FUZZTIME (10s) each
 		echo "$$target ($$(dirname $$file))"; \
 		go test -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file) </dev/null; done
 
-peers: setup .venv-mxnet/peers.stamp ## what benchmarks/ compares with: mpi4py in .venv, MXNet in .venv-mxnet
+peers: setup .venv-mxnet/fptps.stamp ## what benchmarks/ compares with: mpi4py in .venv, MXNet in .venv-mxnet
 	$(BIN)/pip install -q --group peers
 	@for tool in iperf3:iperf3 mpirun:openmpi-bin; do command -v $${tool%:*} >/dev/null || \
 		echo "$${tool%:*} is not installed (Debian: apt-get install $${tool#*:})"; done
@@ -106,7 +108,8 @@ clean: ## remove what was built; .venv stays (rm -r .venv: start anew)
 
 # Set-up
 
-setup: $(VENV)/fptps.stamp $(VENV)/demo.stamp ## all that demo and test need
+# fptps in MXNet's environment too, where `make peers` has made one.
+setup: $(VENV)/fptps.stamp $(VENV)/demo.stamp $(if $(wildcard .venv-mxnet/peers.stamp),.venv-mxnet/fptps.stamp) ## all that demo and test need
 
 system:
 	@$(PYTHON) scripts/system_packages.py --install
@@ -127,6 +130,12 @@ $(VENV)/demo.stamp: $(VENV)/dev.stamp
 
 .venv-mxnet/peers.stamp: benchmarks/peers/mxnet_env.py
 	$(PYTHON) -m benchmarks.peers.mxnet_env
+	touch $@
+
+# The same wheel, which is for every CPython.
+.venv-mxnet/fptps.stamp: .venv-mxnet/peers.stamp build/wheel.stamp
+	.venv-mxnet/bin/pip install -q "$$(echo build/wheel/*.whl)[mxnet]"
+	.venv-mxnet/bin/pip install -q --force-reinstall --no-deps build/wheel/*.whl
 	touch $@
 
 # A file that is gone is a change too, which make does not see by itself.

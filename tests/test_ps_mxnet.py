@@ -85,9 +85,9 @@ def digits(tmp_path_factory):
     return str(path)
 
 
-def train(digits, server, on_servers):
+def train(digits, server, on_servers, store="dist_sync"):
     """Two workers and two servers with our scheduler; gives the workers' results."""
-    worker = [str(PYTHON), str(PROGRAMS / "digits.py"), digits, str(int(on_servers))]
+    worker = [str(PYTHON), str(PROGRAMS / "digits.py"), digits, store, str(int(on_servers))]
     programs = [("scheduler", SCHEDULER), *[("server", server)] * 2, *[("worker", worker)] * 2]
     found = results(run(2, 2, *programs, **SETTINGS))
     assert [result["rank"] for result in found] == [0, 1]
@@ -112,3 +112,13 @@ def test_training_with_our_servers(digits, with_its_servers):
     MXNet's own servers are no measure for this: where they only sum, the workers' weights differ in most runs.
     """
     assert train(digits, SERVER, False)[0]["weights"] == with_its_servers[0]["weights"]
+
+
+@pytest.mark.parametrize("on_servers", [True, False])
+def test_training_with_our_store(digits, with_its_servers, on_servers):
+    """fptps.mxnet's store in the place of `dist_sync`: the same weights but for rounding."""
+    ours, theirs = (
+        np.array(found[0]["weights"]) for found in (train(digits, SERVER, on_servers, "distfptps"), with_its_servers)
+    )
+    assert np.abs(theirs).max() > 0.5
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -12,8 +12,8 @@ from pathlib import Path
 from .common import PeerError, report
 from .mxnet import ENVIRONMENT
 
-PYTHONS = ("3.11", "3.10", "3.9", "3.8")
-"""The newest first. MXNet's wheel is for all of them; the newest numpy that it can be imported with is not for 3.12."""
+PYTHONS = ("3.11", "3.10", "3.9")
+"""The newest first. MXNet and fptps run on all of them; the newest numpy that MXNet can use does not run on 3.12."""
 PACKAGES = ("mxnet==1.9.1", "numpy<1.24")
 
 
