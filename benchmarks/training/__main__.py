@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from tabulate import tabulate
 
 from ..compare import ROOT
 from ..shaped import measure
@@ -32,12 +33,19 @@ def main(names: tuple[str, ...], rounds: int, output: Path | None) -> None:
 
 
 def brief(figures: dict[str, Any]) -> str:
-    """Every training's iteration time."""
-    return "".join(
-        f"\n  {each['model']:10} {each['system']:34} {each['iteration_ms']:8.1f} ms  bound {each['bound_ms']}"
-        f"  CPU {each['cpu_ms']} ms, idle {each['idle_share']:.0%}"
-        for each in figures["trainings"]
-    )
+    """The times of each training."""
+    rows = [
+        [
+            row["model"],
+            row["system"],
+            row.get("iteration_ms"),
+            row.get("bound_ms"),
+            row["cpu_ms"],
+            row.get("idle_share"),
+        ]
+        for row in figures["trainings"]
+    ]
+    return "\n" + str(tabulate(rows, ("model", "system", "iteration ms", "bound ms", "CPU ms", "idle"), missingval="-"))
 
 
 if __name__ == "__main__":

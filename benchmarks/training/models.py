@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
@@ -128,6 +127,8 @@ class Pictures:
     """A CNN of 1.2 million weights for handwritten digits of 28 x 28 pixels: scikit-learn's, enlarged."""
 
     def __init__(self, rank: int, workers: int) -> None:
+        from sklearn.datasets import load_digits  # a slow import, and nothing else needs it
+
         pixels, labels = load_digits(return_X_y=True)
         small = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
         self._x = interpolate(small, size=(SIDE, SIDE), mode="bilinear")[rank::workers]

@@ -16,9 +16,8 @@ NONE: Final = "DistributedOptimizer, no overlap"
 FORWARD: Final = "DistributedOptimizer"
 
 PLAIN: Final = "plain PyTorch"
-"""One process alone, without any of the others."""
+"""One process alone."""
 
 LIBRARY: Final = (GLOO, HOOK, NONE, FORWARD)
 AS_BACKEND: Final = (GLOO, BACKEND)
-ALONE: Final = (PLAIN, FORWARD)
 """The systems that share their processes. fptps's backend joins the cluster itself, and has processes of its own."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from ..shaped import Run
 from ..summary import run_order
 from ..testbed.network import INTERFACE
-from .names import ALONE, AS_BACKEND, CNN, LIBRARY
+from .names import AS_BACKEND, CNN, LIBRARY
 
 
 class Setting(NamedTuple):
@@ -21,7 +21,6 @@ class Setting(NamedTuple):
     systems: tuple[str, ...]
     scales: dict[str, float]
     """Models, with factors on the sizes of their tensors."""
-    iterations: int = 3
 
     @property
     def name(self) -> str:
@@ -43,14 +42,14 @@ SETTINGS: Final = (
         for systems in (LIBRARY, AS_BACKEND)
     ),
     Setting(4, 0, SCARCE, LIBRARY, SCALES[SCARCE]),
-    Setting(1, 0, FAST, ALONE, {CNN: 1.0}, iterations=200),
 )
+ALONE: Final = Run("1x0", 1, 0, ("benchmarks.training.alone",))
 
 
 def run_of(setting: Setting, systems: Sequence[str]) -> Run:
     """All models by the systems in this order, one after the other, on one cluster."""
     arguments = ["benchmarks.training.worker", "--master", "@worker:0", "--interface", INTERFACE]
-    arguments += ["--link", setting.rate, "--iterations", str(setting.iterations)]
+    arguments += ["--link", setting.rate]
     models = [f"{model}={scale}" for model, scale in setting.scales.items()]
     for option, names in (("--system", systems), ("--model", models)):
         for name in names:
@@ -60,7 +59,11 @@ def run_of(setting: Setting, systems: Sequence[str]) -> Run:
 
 def all_runs(rounds: int) -> list[Run]:
     """Every round has all runs, and begins each with another of its systems."""
-    return [run_of(setting, systems_in(number, setting.systems)) for number in range(rounds) for setting in SETTINGS]
+    made = []
+    for number in range(rounds):
+        made += [run_of(setting, systems_in(number, setting.systems)) for setting in SETTINGS]
+        made.append(ALONE)
+    return made
 
 
 def systems_in(round_number: int, systems: Sequence[str]) -> list[str]:

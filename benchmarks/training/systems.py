@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fptps.torch
 from fptps.torch._process import current
 
-from .names import BACKEND, FORWARD, HOOK, NONE, PLAIN
+from .names import BACKEND, FORWARD, HOOK, NONE
 
 DEFAULT_BUCKETS_MB: Final = (1.0, 25.0)
 """DDP's first bucket, and the others."""
@@ -37,16 +37,18 @@ def start(system: str, net: nn.Module, gloo: dist.ProcessGroup, scale: float) ->
 
     gloo: the group of all workers over Gloo; scale: the factor on the sizes of a whole model's tensors.
     """
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    if system == PLAIN:
-        return Training(net, optimizer)
     if system in (NONE, FORWARD):
-        return Training(net, distributed(net, optimizer, "none" if system == NONE else "forward"))
+        return Training(net, distributed(net, sgd(net), "none" if system == NONE else "forward"))
     model = ddp(net, None if system == BACKEND else gloo, scale)
     if system == HOOK:
         tensors = current().worker.namespace(f"ddp {next(current().numbers)}")
         model.register_comm_hook(fptps.torch.DDPState(tensors, model), fptps.torch.ddp_hook)
-    return Training(model, optimizer)
+    return Training(model, sgd(net))
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all systems."""
+    return torch.optim.SGD(net.parameters(), lr=1.0)
 
 
 def distributed(net: nn.Module, optimizer: torch.optim.Optimizer, overlap: Any) -> fptps.torch.DistributedOptimizer:

@@ -126,13 +126,18 @@ def train(chosen: Job, training: Training, iterations: int) -> tuple[list[float]
     before = processor_s()
     for _ in range(iterations):
         begin = time.perf_counter()
-        loss.backward()  # type: ignore[no-untyped-call]
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        loss = chosen.loss(training.model)
+        loss = iterate(chosen, training, loss)
         taken.append(time.perf_counter() - begin)
     idle, total = (now - then for now, then in zip(processor_s(), before))
     return taken, idle / total if total else 0.0
+
+
+def iterate(chosen: Job, training: Training, loss: torch.Tensor) -> torch.Tensor:
+    """An iteration: the backward pass of the last forward pass, a step, and the next forward pass. Returns its loss."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return chosen.loss(training.model)
 
 
 def processor_s() -> tuple[float, float]:
