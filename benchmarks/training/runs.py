@@ -1,4 +1,8 @@
-"""The runs of the training benchmark, as data."""
+"""The runs of the training benchmark, as data.
+
+A run is of one program. It prints a row for each training: model, system, iteration_ms, bound_ms, cpu_ms, idle_share.
+Systems of another framework are another program that prints such rows, with its own row of what they are compared with.
+"""
 
 from __future__ import annotations
 
