@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from matplotlib import pyplot
 from .scenarios import FPTPS, FPTPS_TCP
 from .shaped import ALL_MODELS, RATE_GIVEN, median
 from .summary import GOODPUT
+from .training import report as training
+from .training.names import BACKEND, FORWARD, GLOO, HOOK, NONE
 
 COLORS: Final = {
     FPTPS: "#b2182b",
@@ -25,6 +28,10 @@ COLORS: Final = {
     "mpi tcp": "#c2e699",
     "epoll": "#666666",
     "ring": "#999999",
+    HOOK: "#7fbf7b",
+    BACKEND: "#1b7837",
+    NONE: "#ef8a62",
+    FORWARD: "#b2182b",
 }
 BY_SIZE: Final = {"1x1 16 KB": 16, "1x1 256 KB": 256, "1x1": 4096}
 """Scenarios of one worker and one server with 16 tensors, and their sizes in KiB."""
@@ -55,7 +62,7 @@ def goodput(compared: dict[str, Any], path: Path) -> None:
 
 
 def bars(
-    axes: Any, values: dict[tuple[str, str], float | None], groups: tuple[str, ...], systems: tuple[str, ...]
+    axes: Any, values: Mapping[tuple[str, str], float | None], groups: tuple[str, ...], systems: tuple[str, ...]
 ) -> None:
     """A bar for each system in each group."""
     width = 0.8 / len(systems)
@@ -128,6 +135,28 @@ def trainer(shaped: dict[str, Any], path: Path) -> None:
         pane.axhline(1, color="black", linewidth=0.6, linestyle="--")
         pane.set(ylim=(0.8, None), ylabel="iteration / bound", title=title)
         pane.legend()
+    save(figure, path)
+
+
+def trainings(trained: dict[str, Any], path: Path) -> None:
+    """Samples per second of trainings with PyTorch, as multiples of DDP's over Gloo; a pane for each cluster."""
+    of = list(training.clusters(training.trainings(trained["samples"])))
+    names = list(dict.fromkeys(cluster for cluster, _, _ in of))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(11, 3.6), sharey=True, squeeze=False)
+    for pane, name in zip(axes[0], names):
+        models = [model for cluster, model, _ in of if cluster == name]
+        values = {
+            (model, system): each.against_gloo
+            for cluster, model, systems in of
+            if cluster == name
+            for system, each in systems.items()
+        }
+        bars(pane, values, tuple(models), tuple(system for system in training.SYSTEMS if system != GLOO))
+        pane.axhline(1, color="black", linewidth=0.6, linestyle="--")
+        pane.tick_params(axis="x", labelsize=7)
+        pane.set_title(name)
+    axes[0][0].set_ylabel("samples/s, DDP over Gloo = 1")
+    axes[0][0].legend(fontsize=6)
     save(figure, path)
 
 

@@ -1,13 +1,13 @@
-"""Writes docs/performance.md and its pictures from the files of compare.py and shaped.py.
+"""Writes docs/performance.md and its pictures from the files of compare.py, shaped.py and benchmarks.training.
 
-python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json --docs docs
+python -m benchmarks.report build/benchmarks/{compare,shaped,training}.json --docs docs
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from . import summary
 from .scenarios import FPTPS, FPTPS_TCP, SCENARIOS
 from .shaped import ALL_MODELS, RATE_GIVEN, SIZES, median
 from .summary import GOODPUT
+from .training import report as training
 
 PAYLOAD_MB_S: Final = 1e9 / 8 * 1448 / 1514 / 1e6
 """TCP payload of a link of 1 Gbit/s in one direction, which counts as 100%."""
@@ -147,16 +148,17 @@ def mode_rows(samples: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
         yield [model, *(shown(value) for value in found)]
 
 
-def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
+def table(rows: Iterable[list[str]], *headers: str) -> str:
+    """A table of the page."""
+    return str(tabulate(list(rows), headers, tablefmt="github", disable_numparse=True))
+
+
+def page(compared: dict[str, Any], shaped: dict[str, Any], trained: dict[str, Any]) -> str:
     """The content of docs/performance.md."""
     medians, samples = medians_of(compared), shaped["samples"]
     machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in compared["machine"].items())
-
-    def table(rows: Iterable[list[str]], *headers: str) -> str:
-        return str(tabulate(list(rows), headers, tablefmt="github", disable_numparse=True))
-
-    parts = (Path(__file__).parent / "performance.md.in").read_text()
     filled = {
+        **trained_parts(trained),
         "DATE": compared["date"],
         "COMMIT": compared["commit"],
         "SHAPED_DATE": shaped["date"],
@@ -180,9 +182,26 @@ def page(compared: dict[str, Any], shaped: dict[str, Any]) -> str:
         "MODES": table(mode_rows(samples), "model", *MODES),
         "FAILURES": failures(compared),
     }
-    for name, text in filled.items():
-        parts = parts.replace(f"@{name}@", text)
-    return parts
+    return fill((Path(__file__).parent / "performance.md.in").read_text(), filled)
+
+
+def trained_parts(trained: dict[str, Any]) -> dict[str, str]:
+    """The parts of the page about trainings with PyTorch."""
+    of = training.trainings(trained["samples"])
+    return {
+        "TRAINED_DATE": trained["date"],
+        "TRAINED_COMMIT": trained["commit"],
+        "TRAINED_TARGETS": table(training.target_rows(of), *training.TARGET_HEADERS),
+        "TRAINED_TIMES": table(training.time_rows(of), *training.TIME_HEADERS),
+        "ALONE": training.alone(trained["samples"]),
+    }
+
+
+def fill(text: str, parts: Mapping[str, str]) -> str:
+    """The text with each @NAME@ replaced by its part."""
+    for name, part in parts.items():
+        text = text.replace(f"@{name}@", part)
+    return text
 
 
 def failures(compared: dict[str, Any]) -> str:
@@ -198,19 +217,21 @@ def failures(compared: dict[str, Any]) -> str:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("compared", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("shaped", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trained", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--docs", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write to.")
-def main(compared: Path, shaped: Path, docs: Path) -> None:
+def main(compared: Path, shaped: Path, trained: Path, docs: Path) -> None:
     """Write performance.md and its pictures."""
     from . import plots  # matplotlib is needed for nothing else
 
-    loopback, links = json.loads(compared.read_text()), json.loads(shaped.read_text())
+    loopback, links, trainings = (json.loads(path.read_text()) for path in (compared, shaped, trained))
     pictures = docs / "performance"
     pictures.mkdir(parents=True, exist_ok=True)
     plots.goodput(loopback, pictures / "goodput.png")
     plots.latency(loopback, pictures / "latency.png")
     plots.link_use(links, pictures / "links.png")
     plots.trainer(links, pictures / "trainer.png")
-    (docs / "performance.md").write_text(page(loopback, links))
+    plots.trainings(trainings, pictures / "trainings.png")
+    (docs / "performance.md").write_text(page(loopback, links, trainings))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -46,6 +46,8 @@ class Run:
     servers: int
     arguments: tuple[str, ...]
     """Arguments of `python -m`. "@worker:1" is replaced by that node's address."""
+    rate: str = RATE
+    """Of all nodes' links."""
     rate_given: bool = False
     """Whether FPTPS_LINK_RATE is set on each node."""
 
@@ -106,12 +108,11 @@ class Shaped:
     date: str
     machine: dict[str, Any]
     commit: str
-    rate: str = RATE
     stillness: list[dict[str, float]] = field(default_factory=list)
     """Before and after the runs; see stillness.py."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """run, environment (variables beside those of `fptps run`), command, figures, use (the mean use of each
-    link while in use) and link (seconds, bytes that worker 0 has sent)."""
+    """run, rate (of the links), environment (variables beside those of `fptps run`), command, figures, use (the mean
+    use of each link while in use) and link (seconds, bytes that worker 0 has sent)."""
 
     def write(self, path: Path) -> None:
         """Writes all samples so far."""
@@ -121,7 +122,7 @@ class Shaped:
 def sample(run: Run) -> dict[str, Any]:
     """Runs it once; returns the sample."""
     out, err = io.StringIO(), io.StringIO()
-    with TestBed(run.workers, run.servers, RATE, give_rates=run.rate_given) as bed:
+    with TestBed(run.workers, run.servers, run.rate, give_rates=run.rate_given) as bed:
         arguments = [bed.address(each[1:]) if each.startswith("@") else each for each in run.arguments]
         command = [sys.executable, "-m", *arguments]
         code = bed.run(command, out=out, err=err)
@@ -132,7 +133,8 @@ def sample(run: Run) -> dict[str, Any]:
         "run": run.name,
         "workers": run.workers,
         "servers": run.servers,
-        "environment": {"FPTPS_LINK_RATE": RATE} if run.rate_given else {},
+        "rate": run.rate,
+        "environment": {"FPTPS_LINK_RATE": run.rate} if run.rate_given else {},
         "command": " ".join(["python", "-m", *arguments]).replace(f"{ROOT}/", ""),
         "figures": last_json(out.getvalue()),
         "use": {str(link): round(use_of(samples, link).mean_use, 4) for link in samples[-1].rates},
@@ -163,24 +165,27 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
     if (reason := why_not()) is not None:
         raise click.ClickException(reason)
     now = datetime.now(timezone.utc)
-    shaped = Shaped(now.isoformat(timespec="seconds"), machine(), commit())
-    path = output or ROOT / "build" / "benchmarks" / f"shaped-{now:%Y-%m-%dT%H-%M-%S}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shaped.stillness.append(stillness.measure())
     runs = [run for run in RUNS if not names or any(name in run.name for name in names)]
     if shutil.which("iperf3") is None:
         click.echo("iperf3 is not installed, and left out: apt-get install iperf3", err=True)
         runs = [run for run in runs if run.name != "iperf3"]
-    with tqdm(total=ROUNDS * len(runs), file=sys.stderr) as bar:
-        for _ in range(ROUNDS):
-            for run in runs:
-                bar.set_description(run.name)
-                begin = time.monotonic()
-                found = sample(run)
-                shaped.samples.append(found)
-                shaped.write(path)
-                bar.write(f"{run.name}: {brief(found['figures'])}  ({time.monotonic() - begin:.0f} s)", file=sys.stderr)
-                bar.update()
+    path = output or ROOT / "build" / "benchmarks" / f"shaped-{now:%Y-%m-%dT%H-%M-%S}.json"
+    measure(runs * ROUNDS, now, path, brief)
+
+
+def measure(runs: Sequence[Run], now: datetime, path: Path, brief: Callable[[dict[str, Any]], str]) -> None:
+    """Makes all runs in their order, and writes the JSON file after each; brief: what to print of a run's figures."""
+    shaped = Shaped(now.isoformat(timespec="seconds"), machine(), commit())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shaped.stillness.append(stillness.measure())
+    with tqdm(runs, file=sys.stderr) as bar:
+        for run in bar:
+            bar.set_description(run.name)
+            begin = time.monotonic()
+            found = sample(run)
+            shaped.samples.append(found)
+            shaped.write(path)
+            bar.write(f"{run.name}: {brief(found['figures'])}  ({time.monotonic() - begin:.0f} s)", file=sys.stderr)
     shaped.stillness.append(stillness.measure())
     shaped.write(path)
     click.echo(f"Every sample: {path}")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from benchmarks import compare, report, scenarios, shaped, stillness, summary
 from benchmarks.peers import common, iperf3, loop, mxnet_env, native
+from test_benchmarks_training import TRAINED
 
 ROOT = Path(__file__).parents[1]
 
@@ -431,11 +432,11 @@ def cells(page: str, *first: str) -> list[str]:
 
 
 def test_report_has_ratios_and_says_what_is_missing():
-    page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000), SHAPED)
+    page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000), SHAPED, TRAINED)
     assert "@" not in page
     assert "measured 2026-01-02 (beside its peers, commit abc) and 2026-01-03 (on links, commit def)" in page
     assert cells(page, "1x1, TCP, MB/s, against epoll.c") == ["3000", "4000", "0.75", ">= 0.95", "1.00"]
-    page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000, ring=8000, mxnet=2000), SHAPED)
+    page = report.page(compared(fptps=5000, fptps_tcp=3000, epoll=4000, ring=8000, mxnet=2000), SHAPED, TRAINED)
     assert cells(page, "1x1, TCP, MB/s, against MXNet") == ["3000", "2000", "1.50", ">= 3.5", "2.00"]
     assert cells(page, "1x1, shared memory, MB/s, against MXNet") == ["5000", "2000", "2.50", ">= 8", "4.00"]
     assert cells(page, "4x0, TCP, MB/s, against Gloo")[:3] == ["-", "-", "-"]
@@ -447,16 +448,19 @@ def test_report_has_ratios_and_says_what_is_missing():
     assert cells(page, "before the runs") == ["3.0%", "1.50", "7.00", "11.00"]
     assert cells(page, "4x1") == ["0.50", "0.90", "1.50", "2.00", "98.1%"]
     assert cells(page, "2x2", "vgg16")[-2:] == ["1.05", "<= 1.05"]
+    assert cells(page, "4x4, 1gbit", "vgg16", "1.10") == ["2.00", "-", "1.50", "10", "30", "25%"]
+    assert "needs +1.0% processor time" in page
     assert "mxnet failed 1 times, the last time: exit code 1: no" in page
 
 
 def test_report_draws(tmp_path):
     pytest.importorskip("matplotlib", reason="the plots need matplotlib: make bench installs it")
-    loopback, links = tmp_path / "compared.json", tmp_path / "shaped.json"
+    loopback, links, trained = (tmp_path / f"{name}.json" for name in ("compared", "shaped", "training"))
+    trained.write_text(json.dumps(TRAINED))
     loopback.write_text(json.dumps(compared(fptps=5000, fptps_tcp=3000, epoll=4000)))
     links.write_text(json.dumps(SHAPED))
-    done = run("benchmarks.report", str(loopback), str(links), "--docs", str(tmp_path))
+    done = run("benchmarks.report", str(loopback), str(links), str(trained), "--docs", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "performance.md").read_text().startswith("# Performance")
     drawn = {path.name for path in (tmp_path / "performance").iterdir()}
-    assert drawn == {"goodput.png", "latency.png", "links.png", "trainer.png"}
+    assert drawn == {"goodput.png", "latency.png", "links.png", "trainer.png", "trainings.png"}

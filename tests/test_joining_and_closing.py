@@ -54,6 +54,16 @@ def test_closed():
     assert repr(kv) == "<fptps.KVWorker closed>"
 
 
+def test_a_thread_that_is_woken_while_another_closes():
+    """It has read the handle, and asks the core for tickets that have ended, when the close has freed it."""
+    kv = fptps.KVWorker()
+    handle = kv._session.handle
+    kv.close()
+    kv._session.handle = handle
+    kv._session.reap()
+    kv._session.handle = 0
+
+
 def test_close_waits_for_what_is_under_way():
     with workers_of_one_process(2) as pair:
         on_both(pair, lambda kv, rank: kv.init(0, np.ones(10**6)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -128,7 +129,8 @@ class Session:
     def reap(self) -> None:
         """Settles every ticket that has ended, so that its arrays are released even if no thread waits for it."""
         if self.handle:
-            self._reap(self.handle)
+            with contextlib.suppress(ClosedError):  # another thread closes the node meanwhile
+                self._reap(self.handle)
 
     def _reap(self, handle: int) -> None:
         number = self.core.ended(handle, 0)

@@ -53,6 +53,10 @@ class Accelerator:
             return
         for ticket in tickets:
             ticket.result(WAIT_S)
+        self.idle()
+
+    def idle(self) -> None:
+        """The next computation begins no earlier than now."""
         self._clock = max(self._clock, time.perf_counter())
 
 

@@ -1,0 +1,163 @@
+"""A worker that trains each model by each system, one after the other, in a cluster that the environment names.
+
+fptps run -n 2 -s 2 -- python -m benchmarks.training.worker --master 127.0.0.1 --interface lo \
+    --system "DDP, gloo" --system DistributedOptimizer --model resnet50=0.05
+
+Worker 0 prints the figures, a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import fptps.torch
+from fptps._bench.bound import model_rate, payload_rate
+from fptps._bench.processes import Usage
+from fptps._bench.units import parse_rate
+
+from .models import Job, job, same_weights
+from .names import BACKEND, MODELS
+from .systems import Training, start
+
+WARM_UP: Final = 2
+"""Iterations before the measured ones: fptps records the order of the layers, DDP makes its buckets."""
+PORT: Final = 29500
+PROFILES: Final = Path(__file__).parents[1] / "profiles"
+
+
+def main() -> None:
+    """The command line."""
+    options = arguments()
+    rank, workers, servers = (
+        int(os.environ[name]) for name in ("DMLC_WORKER_ID", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+    )
+    os.environ["GLOO_SOCKET_IFNAME"] = options.interface
+    torch.set_num_threads(1)
+    gloo = join(options.master, options.systems, rank, workers)
+    figures = []
+    for name, scale in options.models:
+        chosen = job(name, PROFILES, scale, rank, workers)
+        bound = None
+        if options.link:
+            bound = chosen.bound_s(model_rate(workers, servers, payload_rate(parse_rate(options.link))))
+        for system in options.systems:
+            found = measure(chosen, system, gloo, scale, options.iterations)
+            figures.append({"model": name, "system": system, "bound_ms": milliseconds(bound), **found})
+    if rank == 0:
+        print(json.dumps({"trainings": figures}), flush=True)
+    dist.barrier(group=gloo)
+    dist.destroy_process_group()
+
+
+def arguments() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description="one worker of the training benchmark")
+    parser.add_argument("--master", required=True, help="address of worker 0")
+    parser.add_argument("--interface", required=True, help="network interface for Gloo")
+    parser.add_argument("--link", help="rate of every node's link, for the bound")
+    parser.add_argument("--iterations", type=int, default=3, help="iterations to measure")
+    parser.add_argument("--system", dest="systems", action="append", required=True)
+    parser.add_argument(
+        "--model",
+        dest="models",
+        action="append",
+        required=True,
+        type=model_and_scale,
+        metavar="MODEL=SCALE",
+        help="with a factor on the sizes of its tensors",
+    )
+    return parser.parse_args()
+
+
+def model_and_scale(text: str) -> tuple[str, float]:
+    """Parses "resnet50=0.05"."""
+    name, _, scale = text.partition("=")
+    if name not in MODELS:
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(MODELS)}")
+    return name, float(scale)
+
+
+def join(master: str, systems: list[str], rank: int, workers: int) -> dist.ProcessGroup:
+    """Joins the cluster, by fptps.torch or by the backend of the default group. Returns a group over Gloo."""
+    by_backend = BACKEND in systems
+    address = f"tcp://{master}:{PORT}"
+    dist.init_process_group("fptps" if by_backend else "gloo", init_method=address, rank=rank, world_size=workers)
+    if not by_backend:
+        fptps.torch.init()
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def measure(chosen: Job, system: str, gloo: dist.ProcessGroup, scale: float, iterations: int) -> dict[str, Any]:
+    """Trains, verifies the weights, and returns the figures of all workers."""
+    net = chosen.build()
+    training = start(system, net, gloo, scale)
+    usage = Usage() if dist.get_rank() == 0 else None
+    dist.barrier(group=gloo)
+    taken, idle = train(chosen, training, WARM_UP + iterations)
+    dist.barrier(group=gloo)
+    cpu_s = usage.cpu_s() / len(taken) if usage else None
+    training.finish()
+    chosen.verify(net, WARM_UP + iterations)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (statistics.median(taken[WARM_UP:]), digest(net)), group=gloo)
+    same_weights([weights for _, weights in found])
+    iteration = statistics.mean(seconds for seconds, _ in found)
+    return {"iteration_ms": milliseconds(iteration), "cpu_ms": milliseconds(cpu_s), "idle_share": round(idle, 3)}
+
+
+def train(chosen: Job, training: Training, iterations: int) -> tuple[list[float], float]:
+    """Returns the seconds of each iteration, from the begin of the backward pass to the end of the next forward pass,
+    and the part of the machine's processor time that nobody used meanwhile."""
+    taken = []
+    loss = chosen.loss(training.model)
+    before = processor_s()
+    for _ in range(iterations):
+        begin = time.perf_counter()
+        loss = iterate(chosen, training, loss)
+        taken.append(time.perf_counter() - begin)
+    idle, total = (now - then for now, then in zip(processor_s(), before))
+    return taken, idle / total if total else 0.0
+
+
+def iterate(chosen: Job, training: Training, loss: torch.Tensor) -> torch.Tensor:
+    """An iteration: the backward pass of the last forward pass, a step, and the next forward pass. Returns its loss."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return chosen.loss(training.model)
+
+
+def processor_s() -> tuple[float, float]:
+    """The processors' idle time, and their time in all, since the machine was started."""
+    times = [float(part) for part in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return times[3] + times[4], sum(times)
+
+
+def digest(net: nn.Module) -> bytes:
+    """A hash of the weights."""
+    made = hashlib.sha256()
+    for parameter in net.parameters():
+        made.update(parameter.detach().numpy().tobytes())
+    return made.digest()
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """For the figures."""
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+if __name__ == "__main__":
+    main()
