@@ -135,7 +135,8 @@ with fptps.KVWorker() as kv:
         plans = kv.allgather_object(kv.stats().plan)
     shares = kv.stats().shares
     clocks = [kv.clock(0), kv.clock(3)]
-    print(min(plans) > 0, shares.get("server 0", 0) < 0.2, clocks == [[step - 1] * n] * 2, f"{sum(shares.values()):.3f}")
+    less = shares.get("server 0", 0) < 0.2
+    print(min(plans) > 0, less, clocks == [[step - 1] * n] * 2, f"{sum(shares.values()):.3f}")
 """
 """A program that sums 12 MB and trains 2 MB again and again until the plan has changed. All numbers are exact."""
 

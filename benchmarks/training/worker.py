@@ -32,7 +32,8 @@ from .systems import Training, start
 
 WARM_UP: Final = 2
 """Iterations before the measured ones: fptps records the order of the layers, DDP makes its buckets."""
-PORT: Final = 29500
+PORT: Final = "29500"
+"""On the test bed, whose nodes have addresses of their own. `fptps run` chooses a port of this machine."""
 PROFILES: Final = Path(__file__).parents[1] / "profiles"
 
 
@@ -91,7 +92,7 @@ def model_and_scale(text: str) -> tuple[str, float]:
 def join(master: str, systems: list[str], rank: int, workers: int) -> dist.ProcessGroup:
     """Joins the cluster, by fptps.torch or by the backend of the default group. Returns a group over Gloo."""
     by_backend = BACKEND in systems
-    address = f"tcp://{master}:{PORT}"
+    address = f"tcp://{master}:{os.environ.get('MASTER_PORT', PORT)}"
     dist.init_process_group("fptps" if by_backend else "gloo", init_method=address, rank=rank, world_size=workers)
     if not by_backend:
         fptps.torch.init()
