@@ -35,6 +35,9 @@ MODEL: Final = "vgg16"
 SCALE: Final = 0.02
 """Of the tensors: at 200 Mbit/s a round then takes half a second, and two cores idle most of the time."""
 RATE: Final = "200mbit"
+SLOW_SCALE: Final = 0.004
+SLOW_RATE: Final = "40mbit"
+"""With delay and loss: the forwarder that makes them needs a processor at higher rates."""
 ITERATIONS: Final = 40
 NEAR: Final = 1.05
 """A plan is found when an iteration takes at most this multiple of its bound."""
@@ -42,7 +45,7 @@ NEAR: Final = 1.05
 
 @dataclass(frozen=True)
 class Case:
-    """A cluster and its links. rates: of those that are not RATE; changes: (iteration of worker 0, node, rate)."""
+    """A cluster and its links. rates: of those that are not rate; changes: (iteration of worker 0, node, rate)."""
 
     name: str
     workers: int
@@ -51,9 +54,12 @@ class Case:
     changes: tuple[tuple[int, str, str], ...] = ()
     delay: str = ""
     loss: str = ""
+    rate: str = RATE
+    scale: float = SCALE
 
 
 FALLS_AND_RISES: Final = ((10, "server:0", "50mbit"), (25, "server:0", RATE))
+SLOWLY: Final = ((10, "server:0", "10mbit"), (25, "server:0", SLOW_RATE))
 CASES: Final = (
     Case("2x1", 2, 1),
     Case("3x1", 3, 1),
@@ -69,8 +75,9 @@ CASES: Final = (
     Case("4x4, server 0 receives at 1/4", 4, 4, {"server:0": "200mbit,50mbit"}),
     Case("4x4, servers 0 and 1 at 1/4", 4, 4, {"server:0": "50mbit", "server:1": "50mbit"}),
     Case("4x4, server 0 falls to 1/4 and rises", 4, 4, {}, FALLS_AND_RISES),
-    Case("4x4, the same with 30 ms of delay", 4, 4, {}, FALLS_AND_RISES, delay="15ms"),
-    Case("4x4, the same with 0.1% of packets lost", 4, 4, {}, FALLS_AND_RISES, loss="0.1%"),
+    Case("4x4, 40 Mbit/s, the same", 4, 4, {}, SLOWLY, rate=SLOW_RATE, scale=SLOW_SCALE),
+    Case("4x4, 40 Mbit/s, the same with 30 ms of delay", 4, 4, {}, SLOWLY, "15ms", "", SLOW_RATE, SLOW_SCALE),
+    Case("4x4, 40 Mbit/s, the same with 0.1% of packets lost", 4, 4, {}, SLOWLY, "", "0.1%", SLOW_RATE, SLOW_SCALE),
 )
 
 
@@ -101,7 +108,7 @@ def model_rate(workers: Sequence[Rate], servers: Sequence[Rate]) -> float:
 
 def bounds(case: Case, profile: Profile) -> list[float]:
     """Seconds of an iteration, at least, before the first change and after each change."""
-    links = plan(case.workers, case.servers, RATE, case.rates)
+    links = plan(case.workers, case.servers, case.rate, case.rates)
     found = []
     for _, node, rate in ((0, "", ""), *case.changes):
         if node:
@@ -114,15 +121,17 @@ def bounds(case: Case, profile: Profile) -> list[float]:
     return found
 
 
-def sample(case: Case, profile: Profile) -> dict[str, Any]:
+def sample(case: Case) -> dict[str, Any]:
     """Runs it once. Of each phase: the bound, the times of its iterations, and those before which the plan changed."""
     out, err = io.StringIO(), io.StringIO()
+    path = PROFILES / f"{MODEL}.json"
+    profile = load(path, case.scale)
     script = [entry for when, node, rate in case.changes for entry in change(f"iteration:{when}", f"{node}={rate}")]
     delays = {"all": case.delay} if case.delay else {}
     losses = {"all": case.loss} if case.loss else {}
-    command = [sys.executable, "-m", "fptps", "bench", "trainer", "--profile", str(PROFILES / f"{MODEL}.json")]
-    command += ["--scale", str(SCALE), "--iterations", str(ITERATIONS), "--json"]
-    with TestBed(case.workers, case.servers, RATE, case.rates, delays=delays, losses=losses, script=script) as bed:
+    command = [sys.executable, "-m", "fptps", "bench", "trainer", "--profile", str(path)]
+    command += ["--scale", str(case.scale), "--iterations", str(ITERATIONS), "--json"]
+    with TestBed(case.workers, case.servers, case.rate, case.rates, delays=delays, losses=losses, script=script) as bed:
         code = bed.run(command, out=out, err=err)
         found = phases(bed.record.iterations(), bed.record.events)
     if code != 0:
@@ -182,7 +191,6 @@ def main(names: tuple[str, ...], rounds: int, output: Path | None) -> None:
     """Measure fptps on links that differ, or change."""
     if (reason := why_not()) is not None:
         raise click.ClickException(reason)
-    profile = load(PROFILES / f"{MODEL}.json", SCALE)
     now = datetime.now(timezone.utc)
     path = output or ROOT / "build" / "benchmarks" / f"uneven-{now:%Y-%m-%dT%H-%M-%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +200,7 @@ def main(names: tuple[str, ...], rounds: int, output: Path | None) -> None:
         for _ in range(rounds):
             for case in cases:
                 bar.set_description(case.name)
-                file.samples.append(sample(case, profile))
+                file.samples.append(sample(case))
                 path.write_text(json.dumps(asdict(file), indent=1) + "\n")
                 bar.update()
     click.echo(table(file.samples))

@@ -69,7 +69,7 @@ def test_the_table_shows_when_a_plan_is_found() -> None:
 
 def test_every_case_can_be_run() -> None:
     for case in uneven.CASES:
-        nodes = plan(case.workers, case.servers, uneven.RATE, case.rates)
+        nodes = plan(case.workers, case.servers, case.rate, case.rates)
         for when, node, rate in case.changes:
             assert change(f"iteration:{when}", f"{node}={rate}")
             assert node in nodes
