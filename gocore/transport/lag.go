@@ -107,7 +107,7 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 	}
 	c.queued.set(now, time.Duration(h.Queue)*queueUnit)
 	c.uplink.set(now, time.Duration(h.Uplink)*queueUnit)
-	r.linked += wire.HeaderBytes + uint64(h.WireLen)*uint64(1+h.Ahead)
+	r.linked += wire.HeaderBytes + uint64(h.WireLen)
 	if now-r.compared >= compareTime {
 		r.compared = now
 		queue, own := r.queue(now)

@@ -197,3 +197,20 @@ func TestQueueBeforeTheReceiversOwnLink(t *testing.T) {
 		}
 	}
 }
+
+// What comes from other hosts counts once, however many packets one write has: each of them has a header that
+// announces those that follow it.
+func TestBytesFromOtherHosts(t *testing.T) {
+	nodes := mesh(t, func(n *node) { n.sys.isRemote = func(stream) bool { return true } }, 8, 9)
+	server, worker := nodes[0], nodes[1]
+	var l ledger
+	for tensor := range uint32(3) {
+		worker.Send(8, Outgoing{Header: contrib(tensor, 0), Data: make([]byte, 40*wire.PacketBytes), Owner: l.lend(nil)})
+	}
+	server.h.untilArrived(t, 3*40)
+	worker.Close()
+	server.h.untilLost(t, 9)
+	if got, want := server.receiver.linked, uint64(3*40*(wire.HeaderBytes+wire.PacketBytes)+wire.HeaderBytes); got < want-wire.HeaderBytes || got > want {
+		t.Errorf("counted %d bytes of %d", got, want)
+	}
+}
