@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import logging
 import os
@@ -61,7 +62,7 @@ class Session:
         self._callbacks: list[CallbackThread] = []  # the first is the one that runs
         _sessions.add(self)
 
-    @property
+    @functools.cached_property
     def core(self) -> Any:
         """The core's functions. Not imported before: a process that forks before its first node can use fptps in the
         child."""

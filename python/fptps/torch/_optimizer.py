@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ._bundle import Slot
 from ._calls import Average, Op, push_pull
 from ._check import agree
 from ._compression import Compression, Compressor
 from ._forward import Forward
-from ._gradients import Gradients, Slot
+from ._gradients import Gradients
 from ._late import late_reason, update
 from ._process import current
 
@@ -218,20 +219,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _update(self, indices: Iterable[int]) -> None:
-        """Updates those of the parameters whose update is to come, when their sums are there."""
+        """Updates those of the parameters whose update is to come, when their sums are there, and those that share
+        tensors with them."""
         gradients = self._gradients
         if gradients is None or not self._pending:
             return
-        late = [slot for index in indices if (slot := gradients.slots[index]).pending is not None]
+        slots = gradients.slots
+        late = dict.fromkeys([slots[index].bundle for index in indices if slots[index].pending is not None])
         updates: dict[int, tuple[dict[str, Any], list[tuple[nn.Parameter, torch.Tensor]]]] = {}
-        for slot in late:
-            sum_ = gradients.collect(slot)
-            if sum_ is not None:
-                settings = slot.pending
-                assert settings is not None
-                updates.setdefault(slot.group, (settings, []))[1].append((slot.parameter, sum_))
-            slot.pending = None
-            slot.clear()
+        for bundle in late:
+            for slot in bundle.slots:
+                settings, sum_ = slot.pending, gradients.collect(slot)
+                if sum_ is not None and settings is not None:
+                    updates.setdefault(slot.group, (settings, []))[1].append((slot.parameter, sum_))
+                slot.pending = None
+            bundle.clear()
         if updates:
             update(self.optimizer, updates.values())
 
@@ -273,8 +275,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _next_step(self) -> None:
         assert self._gradients is not None
         self._gradients.next_step()
-        for slot in self._gradients.slots:
-            slot.clear()
+        for bundle in self._gradients.bundles:
+            bundle.clear()
         self._synchronized = False
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:

@@ -1,0 +1,1 @@
+"""Trainings with fptps.torch."""
