@@ -13,12 +13,13 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
 
 from ..namespace import Namespace
+from ..optim import Optimizer as Rule
 from ..ticket import Ticket
 from ..worker import KVWorker
 from ._bundle import Bundle, Slot, plan
@@ -37,6 +38,8 @@ class Gradients:
     close() ends the sending of a step; then collect(slot) gives the sum of a parameter's gradients, and next_step(),
     with Bundle.clear(), begins the next one. finish(slot) is called where a backward pass reaches a parameter that is
     pending, drop() where the program has dropped gradients that were sent, start() before the first of a step is sent.
+
+    With a rule the aggregators apply it to each sum, and send the new value of the parameter in its place.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Gradients:
         compression: Compressor,
         passes: int,
         op: Op,
+        rule: Rule | None,
         finish: Callable[[Slot], None],
         drop: Callable[[], None],
         start: Callable[[], None],
@@ -58,12 +62,20 @@ class Gradients:
         """Whether a gradient was sent in this step."""
         self.joined = 0
         """How many workers have joined, in the last roll."""
-        self._tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
+        self.tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
+        self._rule = rule
         self._passes, self._op = passes, op.operation
         self._finish, self._drop, self._start = finish, drop, start
-        indices = worker.broadcast_object(plan(self.slots, compression))  # frozen ones may differ between workers
+        alone = [[slot.index] for slot in self.slots]
+        own = alone if rule else plan(self.slots, compression)
+        indices = worker.broadcast_object(own)  # frozen ones may differ between workers
         self.bundles = [Bundle([self.slots[index] for index in one], compression, worker.rank) for one in indices]
-        self._tensors.init_all({bundle.name: bundle.wire.array for bundle in self.bundles})
+        if rule is None:
+            self.tensors.init_all({bundle.name: bundle.wire.array for bundle in self.bundles})
+        else:
+            values = {slot.name: slot.bundle.wire.encode(slot.parameter.data) for slot in self.slots}
+            self.tensors.init_all(values)
+            self.tensors.set_optimizer(rule, values)
         self._rollcall = np.zeros(1 + 3 * len(self.slots), np.int32)
         self._roll.init("roll", self._rollcall)
         self._rolling: Ticket[Any] | None = None
@@ -140,15 +152,15 @@ class Gradients:
     def _push(self, bundle: Bundle, gradients: Sequence[torch.Tensor | None]) -> None:
         """Takes part in a round of a bundle with gradients of its parameters; None: zeros."""
         array = bundle.encode(gradients)
-        bundle.ticket = self._tensors.push_pull(bundle.name, array, out=array, op=self._op, priority=bundle.priority)
+        bundle.ticket = self.tensors.push_pull(bundle.name, array, out=array, op=self._op, priority=bundle.priority)
         bundle.sent = True
         for slot, gradient in zip(bundle.slots, gradients):
             slot.owed = gradient is not None
 
     def _skip(self, bundle: Bundle) -> None:
         """Takes part in a round of a bundle without a gradient."""
-        self._tensors.skip(bundle.name)
-        bundle.ticket = self._tensors.pull(bundle.name, out=bundle.wire.empty())
+        self.tensors.skip(bundle.name)
+        bundle.ticket = self.tensors.pull(bundle.name, out=bundle.wire.empty())
 
     def _expect(self, slot: Slot) -> None:
         """Of the bundle's sum, this worker takes the parameter's part, to which it has contributed nothing."""
@@ -156,6 +168,8 @@ class Gradients:
 
     def _set_aside(self, slot: Slot) -> None:
         """Keeps the sum of what was sent, so that what follows can be sent too."""
+        if self._rule:
+            self._refuse(slot)
         slot.check()
         sum_ = self._receive(slot)
         if sum_ is not None:
@@ -167,6 +181,19 @@ class Gradients:
             slot.bundle.receive()
         slot.version = None
         return slot.gradient
+
+    def _refuse(self, slot: Slot) -> NoReturn:
+        raise RuntimeError(
+            f"ServerOptimizer: the gradient of {slot.name} is sparse, or of a second backward() before step(): the "
+            "aggregators apply one dense gradient a step. Use no_sync() around all backward() but the last, or "
+            "backward_passes_per_step; or DistributedOptimizer"
+        )
+
+    def fetch(self) -> None:
+        """Gives the parameters the aggregators' values, after the worker's load()."""
+        for slot in self.slots:
+            received = self.tensors.pull(slot.name, out=slot.bundle.wire.empty()).result(math.inf)
+            slot.bundle.wire.decode(received, slot.parameter.data)
 
     def close(self) -> None:
         """Sends what the backward passes have left, and the roll. Does not wait.
@@ -182,6 +209,8 @@ class Gradients:
             slot.check()
             gradient = slot.parameter.grad
             if gradient is not None and gradient is not slot.gradient:
+                if self._rule and (_is_sparse(gradient) or slot.ready or slot.bundle.sent):
+                    self._refuse(slot)
                 if _is_sparse(gradient):
                     slot.rest = gradient
                     rows[SPARSE, slot.index] = 1
@@ -286,12 +315,12 @@ class Gradients:
         self.joined = int(self._rollcall[0])
         sent, more, sparse = self._rollcall[1:].reshape(3, -1)
         for bundle in self._of(sent):
-            self._tensors.skip(bundle.name)
+            self.tensors.skip(bundle.name)
         for index in np.flatnonzero(sparse):
             self._gather(self.slots[index])
             self.slots[index].clear()
         for bundle in self._of(more):
-            self._tensors.skip(bundle.name)
+            self.tensors.skip(bundle.name)
         return self.joined < self.worker.num_workers
 
     @contextmanager

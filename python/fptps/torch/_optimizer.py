@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..optim import Optimizer as Rule
 from ._bundle import Slot
 from ._calls import Average, Op, push_pull
 from ._check import agree
@@ -57,6 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     It waits as long as all workers live; after 5 s the log names those that it waits for.
     """
 
+    _rule: Rule | None = None
+    """What the aggregators apply to the sums: see ServerOptimizer."""
     # GradScaler would give the scale to an optimizer that says so, past this class.
     _step_supports_amp_scaling = False
 
@@ -101,8 +104,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._take_over({id(slot.parameter) for slot in slots})
         facts = {slot.name: (tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots}
         agree(worker, "DistributedOptimizer's parameters", facts)
-        agree(worker, "DistributedOptimizer's arguments", {"": (*map(str, self._settings), self._overlap)})
-        if worker.num_workers == 1:
+        agree(worker, "DistributedOptimizer's arguments", {"": (*map(str, self._settings), self._overlap, self._rule)})
+        if worker.num_workers == 1 and self._rule is None:
             return
         if self._overlap == "forward" and (reason := late_reason(self.optimizer)):
             _log.info("%s: step() waits for all sums, as %s", type(self.optimizer).__name__, reason)
@@ -114,8 +117,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             tensors,
             slots,
             *self._settings,
+            rule=self._rule,
             finish=lambda slot: myself._update([slot.index]),
-            drop=lambda: myself._drop(),
+            drop=lambda: myself._dropped(),
             start=lambda: myself._start(),
         )
 
@@ -178,7 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._forward is not None and not self._synchronized and not _has_hooks(self.optimizer):
             self._step_later(gradients, self._forward)
             return None
-        self.synchronize()
+        self._synchronize()
         result = self.optimizer.step()
         self._next_step()
         return result
@@ -187,7 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def averaged() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self.synchronize()
+            self._synchronize()
             self._next_step()
             return None if loss is None else _mean(loss)
 
@@ -250,6 +254,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         To be called after backward() on all workers, where gradients are clipped, say. After step() it is flush().
         """
+        self._synchronize()
+
+    def _synchronize(self) -> None:
         self._check_usable()
         self.flush()
         gradients = self._gradients
@@ -262,6 +269,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 slot.parameter.grad = sum_
         gradients.next_step()
         self._synchronized = True
+
+    def _dropped(self) -> None:
+        """The program has dropped gradients that were sent."""
+        self._drop()
 
     def _drop(self) -> None:
         """Ends a step whose gradients the program has dropped: the sums are received all the same."""
