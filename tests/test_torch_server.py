@@ -70,7 +70,13 @@ def test_weights_are_those_of_plain_torch(on_all, name, overlap):
 
 def test_saved_and_loaded(on_all, tmp_path):
     """Training goes on as if it had not been interrupted, also in an optimizer that has gone on meanwhile."""
-    wanted = by_hand(2, plain("AdamW"), 4)
+    made = []
+
+    def twice_the_rate(optimizer):
+        made.append(optimizer)
+        optimizer.param_groups[0]["lr"] *= 2 if len(made) == 2 else 1
+
+    wanted = by_hand(2, plain("AdamW"), 4, after=twice_the_rate)
 
     def work(rank):
         model = Net()
@@ -84,9 +90,10 @@ def test_saved_and_loaded(on_all, tmp_path):
 
         train([0, 1])
         optimizer.save(tmp_path / "state.safetensors")
+        optimizer.param_groups[0]["lr"] = 0.02
         train([7])
         optimizer.load(tmp_path / "state.safetensors")
-        train([2, 3])
+        train([2, 3])  # at the rate that it had, not at the file's
         ft.check(model)
         return weights(model)
 
