@@ -156,10 +156,15 @@ def running_scheduler(workers, servers=0, exit_code=0):
 
 
 @contextlib.contextmanager
-def workers_of_one_process(count, timeout=60.0):
-    """All workers of a cluster without servers, by rank, in this process."""
-    with running_scheduler(count) as scheduler:
-        workers = in_threads(*[lambda: fptps.KVWorker(scheduler, count, 0, timeout)] * count)
+def workers_of_one_process(count, timeout=60.0, servers=0):
+    """All workers of a cluster, by rank, in this process; its servers are processes of their own."""
+    with running_scheduler(count, servers) as scheduler, contextlib.ExitStack() as ending:
+        host, _, port = scheduler.rpartition(":")
+        place = ["--host", host, "--port", port, "-n", str(count), "-s", str(servers)]
+        for _ in range(servers):
+            server = ending.enter_context(subprocess.Popen([sys.executable, "-m", "fptps", "server", *place]))
+            ending.callback(server.kill)
+        workers = in_threads(*[lambda: fptps.KVWorker(scheduler, count, servers, timeout)] * count)
         workers.sort(key=lambda kv: kv.rank)
         try:
             yield workers

@@ -33,7 +33,7 @@ def run(name, *arguments, workers=2):
     return found[0][2]
 
 
-@pytest.mark.parametrize("name", ["minimal.py", "optimizer.py", "amp.py", "embeddings.py"])
+@pytest.mark.parametrize("name", ["minimal.py", "optimizer.py", "amp.py", "embeddings.py", "server.py"])
 def test_example(name):
     assert float(re.fullmatch(r"mean loss (\d\.\d{3})", run(name))[1]) < 0.6
 

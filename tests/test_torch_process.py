@@ -30,13 +30,15 @@ if os.environ.get("AGAIN"):
 """
 
 FAILS = """
-import torch
+import os, signal, torch
 import fptps.torch as fptps
 
 fptps.init()
 model, optimizer = fptps.prepare(m := torch.nn.Linear(2, 2), torch.optim.SGD(m.parameters(), 0.1))
 for step in range(3):
-    if fptps.rank() == 1 and step == 2:
+    if str(fptps.rank()) == os.environ["FAILS"] and step == 1:
+        if os.environ["HOW"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("on purpose")
     optimizer.zero_grad()
     model(torch.ones(1, 2)).sum().backward()
@@ -86,9 +88,21 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
 
 
-def under_fptps_run(path, workers, servers):
+def under_fptps_run(path, workers, servers, **more):
     command = [sys.executable, "-m", "fptps", "run", "-n", str(workers), "-s", str(servers), *PYTHON, path]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**more), timeout=200, check=False)
+
+
+def under_launcher(path, launcher, settings):
+    """As many processes as there are settings, those of a launcher: output, errors and exit code of each, by rank."""
+    processes, size = [], str(len(settings))
+    with reserved_port() as port:
+        for rank, more in enumerate(settings):
+            values = [str(rank), size, str(rank), size]
+            own = {name: value for name, value in zip(LAUNCHERS[launcher], values) if name} | more
+            own |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            processes.append(subprocess.Popen([*PYTHON, path], env=environment(**own), stdout=-1, stderr=-1, text=True))
+        return [(*process.communicate(timeout=200), process.returncode) for process in processes]
 
 
 def lines(text, word):
@@ -106,18 +120,10 @@ def test_under_fptps_run(program):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_as_another_launcher_starts_it(program, launcher):
-    """Without a scheduler's address: rank 0 starts the scheduler. The launcher's ranks are fptps's."""
-    path, names = program(PROGRAM), LAUNCHERS[launcher]
-    processes = []
-    with reserved_port() as port:
-        for rank in (1, 0):
-            values = [str(rank), "2", str(rank), "2"]
-            own = {name: value for name, value in zip(names, values) if name}
-            own |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "AGAIN": f"of {rank}"}
-            processes.append(subprocess.Popen([*PYTHON, path], env=environment(**own), stdout=-1, stderr=-1, text=True))
-        second, first = [process.communicate(timeout=200) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], (first, second)
-    for rank, (out, _) in enumerate((first, second)):
+    """Without a scheduler's address: rank 0 runs the scheduler. The launcher's ranks are fptps's."""
+    done = under_launcher(program(PROGRAM), launcher, [{"AGAIN": f"of {rank}"} for rank in range(2)])
+    assert [code for _, _, code in done] == [0, 0], done
+    for rank, (out, *_) in enumerate(done):
         assert lines(out, "total") == [f"total 11.0 {rank} 2 {rank} 2"]
         assert lines(out, "again") == ["again ['of 0', 'of 1']"]
         assert f"worker {rank} of 2, started by {launcher}; on this host {rank} of 2" in out
@@ -143,11 +149,31 @@ def test_alone(program):
 
 def test_the_others_hear_whose_exception_it_was(program):
     """Worker 0 raises where it needs worker 1: in the forward pass."""
-    done = under_fptps_run(program(FAILS), 2, 0)
+    done = under_fptps_run(program(FAILS), 2, 0, FAILS="1", HOW="raises")
     assert done.returncode == 1
     assert "[worker 1] ValueError: on purpose" in done.stderr
     (lost,) = lines(done.stderr, "[worker 0] fptps.errors.NodeLostError")
     assert "worker 1 was lost: it left by ValueError: on purpose" in lost
+
+
+@pytest.mark.parametrize(("how", "code"), [("raises", 1), ("killed", -9)])
+def test_rank_0_fails_with_the_scheduler_in_it(program, how, code):
+    """The others hear that it was rank 0, and its exception: the scheduler outlives the worker."""
+    (*_, first), (_, errors, second) = under_launcher(program(FAILS), "torchrun", [{"FAILS": "0", "HOW": how}] * 2)
+    assert (first, second) == (code, 1), errors
+    (lost,) = lines(errors, "fptps.errors.NodeLostError")
+    assert "the cluster of torchrun: " in lost
+    assert "rank 0" in lost
+    assert ("it left by ValueError: on purpose" in lost) == (how == "raises")
+
+
+def test_a_process_that_does_not_come(program):
+    """Rank 1 never calls init()."""
+    meeting = program("import os\nif os.environ['RANK'] == '0':\n    import fptps.torch\n    fptps.torch.init()")
+    (_, errors, code), _ = under_launcher(meeting, "torchrun", [{"FPTPS_TIMEOUT": "1"}] * 2)
+    assert code == 1
+    (failed,) = lines(errors, "fptps.errors.ConnectError: the cluster of torchrun: rank 0 did not meet the 1 others")
+    assert "Does every process call" in failed
 
 
 def test_loaders_that_fork(program):

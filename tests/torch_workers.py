@@ -31,12 +31,12 @@ class _OfThread:
 
 
 @contextmanager
-def torch_workers(count):
+def torch_workers(count, servers=0):
     """A function that calls another one on all workers of a cluster, with the rank, and gives the results by rank."""
     before, own = _process._current, _OfThread()
     _process._current = own
     try:
-        with workers_of_one_process(count) as workers:
+        with workers_of_one_process(count, servers=servers) as workers:
             processes = in_threads(*[lambda kv=kv: _process.Process(kv, None) for kv in workers])
 
             def on_all(function):

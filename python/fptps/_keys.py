@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import operator
@@ -34,6 +35,7 @@ def name_of(name: str) -> str:
     return name
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def number_of(path: tuple[str, ...], key: Key) -> int:
     """The core's number of a key in a namespace, as a signed 64-bit integer.
 

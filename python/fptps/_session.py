@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -22,6 +23,8 @@ from .ticket import UNKNOWN, Ticket
 
 LEAVE_S: Final = 5.0
 """How long leaving at once may take. It waits for no other node, only for this process's own threads."""
+
+Named = Callable[[FptpsError], FptpsError]
 
 _log = logging.getLogger("fptps")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -47,6 +50,8 @@ class Session:
         self.lonely: Final = lonely
         self.handle = 0  # the core's: 0 before the start, and after the close
         self.entry = 0  # the handle, while new operations are taken
+        self.named: Named = lambda error: error
+        """An error of the core, in the words of the program."""
         self.live: dict[int, Ticket[Any]] = {}  # the operations that have not ended; their arrays are kept alive
         self.waited = 0.0
         self._leaving = False
@@ -57,7 +62,7 @@ class Session:
         self._callbacks: list[CallbackThread] = []  # the first is the one that runs
         _sessions.add(self)
 
-    @property
+    @functools.cached_property
     def core(self) -> Any:
         """The core's functions. Not imported before: a process that forks before its first node can use fptps in the
         child."""
@@ -93,7 +98,7 @@ class Session:
         except FptpsError as error:
             if len(tickets) == 1:
                 tickets[0].name_key(error)
-            raise
+            raise self.named(error) from None
 
     def submit_all(
         self, call: Callable[..., Any], words: list[tuple[int, ...]], kept: list[tuple[object, Any, Key]]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ._autograd import modified
-from .errors import ClosedError, FptpsError, TimeoutError, from_core, timed_out
+from .errors import ClosedError, FptpsError, from_core, timed_out
 
 if TYPE_CHECKING:
     from ._keys import Key
@@ -166,7 +166,7 @@ class Ticket(Generic[Result]):
         """A new exception each time: one that is raised twice gathers the tracebacks of both."""
         failure = copy.copy(self._ends[0])
         self.name_key(failure)
-        return failure
+        return self._session.named(failure) if isinstance(failure, FptpsError) else failure
 
     def name_key(self, error: BaseException | None) -> None:
         """Gives an error the key of the operation, if it has none: the core's NodeLostError has none, and is every
@@ -174,8 +174,8 @@ class Ticket(Generic[Result]):
         if isinstance(error, FptpsError) and error.key is None:
             error.key = self._key
 
-    def _timed_out(self, seconds: float) -> TimeoutError:
-        return timed_out(seconds, self._session.core.explain(self._session.usable(), self.number))
+    def _timed_out(self, seconds: float) -> FptpsError:
+        return self._session.named(timed_out(seconds, self._session.core.explain(self._session.usable(), self.number)))
 
     async def _wait_async(self) -> Result:
         if not self.poll(0.0):

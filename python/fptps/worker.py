@@ -13,7 +13,7 @@ from typing import Any, Final
 from . import checkpoint, stats
 from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
-from ._session import LEAVE_S, Session
+from ._session import LEAVE_S, Named, Session
 from ._tensors import Tensors
 from .errors import NodeLostError, TimeoutError
 from .namespace import Namespace
@@ -51,12 +51,12 @@ class KVWorker(Namespace):
         timeout: float | None = None,
     ) -> None:
         seconds = default_timeout() if timeout is None else seconds_of(timeout)
-        self._join(settings_of(scheduler, num_workers, num_servers, seconds), seconds)
+        self._join(settings_of(scheduler, num_workers, num_servers, seconds), seconds, None)
 
-    def _join(self, settings: dict[str, str], seconds: float) -> None:
+    def _join(self, settings: dict[str, str], seconds: float, named: Named | None) -> None:
         lonely = not settings.get("DMLC_PS_ROOT_URI")
         self._session = session = Session(seconds, CLOSED, "Use `with fptps.KVWorker()`, or close()", lonely)
-        session.name = repr(self)
+        session.name, session.named = repr(self), named or session.named
         super().__init__(session, Tensors(), (), None)
         try:
             session.start(session.core.open, json.dumps(settings))
@@ -75,10 +75,10 @@ class KVWorker(Namespace):
         session.name = repr(self)
 
     @classmethod
-    def _of(cls, settings: dict[str, str], seconds: float) -> KVWorker:
-        """A worker with settings named as in the environment, which is not read."""
+    def _of(cls, settings: dict[str, str], seconds: float, named: Named) -> KVWorker:
+        """A worker with settings named as in the environment, which is not read. named: see Session.named."""
         kv = cls.__new__(cls)
-        kv._join(settings, seconds)
+        kv._join(settings, seconds, named)
         return kv
 
     @property

@@ -38,6 +38,7 @@ from ._hook import DDPState, ddp_hook  # noqa: E402
 from ._optimizer import DistributedOptimizer  # noqa: E402
 from ._prepare import average_buffers, join, prepare  # noqa: E402
 from ._process import init, is_initialized, local_rank, local_size, rank, shutdown, size  # noqa: E402
+from ._server import ServerOptimizer  # noqa: E402
 
 __all__ = [
     "Average",
@@ -47,6 +48,7 @@ __all__ = [
     "DistributedOptimizer",
     "Handle",
     "Op",
+    "ServerOptimizer",
     "Sum",
     "allgather_object",
     "average_buffers",

@@ -4,6 +4,7 @@ For a step every worker takes part in one round of each parameter that anybody h
 known beforehand, as a model may use other parameters in each iteration and on each worker. So each step has a small
 tensor more, the roll: every worker adds up, by parameter, whether it has sent a gradient, has more to send (after a
 second backward pass), or has a sparse one. Its sum tells every worker where to skip, to send again, and to gather.
+Gradients travel in bundles (see _bundle); a bundle takes part if one of its parameters does.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..namespace import Namespace
+from ..optim import Optimizer as Rule
 from ..ticket import Ticket
 from ..worker import KVWorker
+from ._bundle import Bundle, Slot, plan
 from ._calls import Op
 from ._compression import Compressor
 
@@ -30,51 +32,14 @@ URGENT: Final = 1
 """The priority of the roll. Gradients have 0 or less."""
 
 
-class Slot:
-    """One parameter, and the way of its gradient in the current step."""
-
-    def __init__(self, index: int, name: str, parameter: nn.Parameter, group: int) -> None:
-        self.index, self.name, self.parameter, self.group = index, name, parameter, group
-        self.wire: Any = None
-        self.priority = 0
-        self.hooks: list[Any] = []
-        self.pending: dict[str, Any] | None = None
-        """The settings of its group at the step() whose update is to come; None: there is none to come."""
-        self.ticket: Ticket[Any] | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """Begins a new step."""
-        self.sent = False
-        self.passes = 0
-        """Backward passes that have reached it."""
-        self.gradient: torch.Tensor | None = None
-        """What was sent and becomes the sum: the parameter's grad."""
-        self.version: int | None = None
-        """Of the gradient, which the program must not change before the sum is there; None: it may."""
-        self.rest: torch.Tensor | None = None
-        """What is still to be sent or gathered: of a second backward pass, or sparse."""
-        self.base: torch.Tensor | None = None
-        """The sum of what was sent before."""
-
-    def check(self) -> None:
-        """RuntimeError if the program has changed the gradient while its sum was under way."""
-        gradient = self.gradient
-        if gradient is None or self.version is None:
-            return
-        if self.parameter.grad is not gradient or gradient._version != self.version:
-            raise RuntimeError(
-                f"the gradient of {self.name} was changed while its sum was under way: call optimizer.synchronize() "
-                "after backward() and before you clip, scale or replace gradients"
-            )
-
-
 class Gradients:
     """The gradients of one optimizer's parameters on their way.
 
     close() ends the sending of a step; then collect(slot) gives the sum of a parameter's gradients, and next_step(),
-    with Slot.clear(), begins the next one. finish(slot) is called where a backward pass reaches a parameter that is
+    with Bundle.clear(), begins the next one. finish(slot) is called where a backward pass reaches a parameter that is
     pending, drop() where the program has dropped gradients that were sent, start() before the first of a step is sent.
+
+    With a rule the aggregators apply it to each sum, and send the new value of the parameter in its place.
     """
 
     def __init__(
@@ -85,6 +50,7 @@ class Gradients:
         compression: Compressor,
         passes: int,
         op: Op,
+        rule: Rule | None,
         finish: Callable[[Slot], None],
         drop: Callable[[], None],
         start: Callable[[], None],
@@ -96,13 +62,20 @@ class Gradients:
         """Whether a gradient was sent in this step."""
         self.joined = 0
         """How many workers have joined, in the last roll."""
-        self._tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
+        self.tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
+        self._rule = rule
         self._passes, self._op = passes, op.operation
         self._finish, self._drop, self._start = finish, drop, start
-        for slot in self.slots:
-            slot.wire = compression.wire(slot.parameter, slot.name, worker.rank)
-        arrays = {slot.name: slot.wire.array for slot in self.slots}
-        self._tensors.init_all(arrays)
+        alone = [[slot.index] for slot in self.slots]
+        own = alone if rule else plan(self.slots, compression)
+        indices = worker.broadcast_object(own)  # frozen ones may differ between workers
+        self.bundles = [Bundle([self.slots[index] for index in one], compression, worker.rank) for one in indices]
+        if rule is None:
+            self.tensors.init_all({bundle.name: bundle.wire.array for bundle in self.bundles})
+        else:
+            values = {slot.name: slot.bundle.wire.encode(slot.parameter.data) for slot in self.slots}
+            self.tensors.init_all(values)
+            self.tensors.set_optimizer(rule, values)
         self._rollcall = np.zeros(1 + 3 * len(self.slots), np.int32)
         self._roll.init("roll", self._rollcall)
         self._rolling: Ticket[Any] | None = None
@@ -126,6 +99,7 @@ class Gradients:
             if own is not None:
                 own._after(slot)
 
+        slot.bundle.missing += 1
         slot.hooks = [slot.parameter.register_hook(before), slot.parameter.register_post_accumulate_grad_hook(after)]
 
     def detach(self) -> None:
@@ -143,14 +117,19 @@ class Gradients:
         if slot.parameter.grad is None:  # the program has dropped the gradients of a step that it does not take
             self._drop()
             return
-        self._set_aside(slot)
+        if slot.bundle.sent:
+            self._set_aside(slot)
+        else:  # it waits for other parameters, and goes with what is added now
+            slot.check()
+            slot.gradient, slot.version, slot.ready = None, None, False
+            slot.bundle.missing += 1
 
     def _after(self, slot: Slot) -> None:
         """A backward pass has added to the parameter's grad."""
         if self.paused:
             return
         slot.passes += 1
-        if slot.passes >= self._passes and not slot.sent and not _is_sparse(slot.parameter.grad):
+        if slot.passes >= self._passes and not slot.ready and not _is_sparse(slot.parameter.grad):
             self._send(slot)
 
     def _send(self, slot: Slot) -> None:
@@ -164,22 +143,33 @@ class Gradients:
         if not self.open:
             self._start()
             self.open = True
-        slot.gradient, slot.version, slot.sent = gradient, gradient._version, True
-        self._push(slot, gradient)
+        slot.gradient, slot.version, slot.ready = gradient, gradient._version, True
+        bundle = slot.bundle
+        bundle.missing -= bool(slot.hooks)
+        if bundle.missing == 0 and not bundle.sent:
+            self._push(bundle, [one.gradient for one in bundle.slots])
 
-    def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
-        # An alias with a version counter of its own: what fptps writes is not the program's doing.
-        array = slot.wire.encode(gradient.data)
-        slot.ticket = self._tensors.push_pull(slot.name, array, out=array, op=self._op, priority=slot.priority)
+    def _push(self, bundle: Bundle, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Takes part in a round of a bundle with gradients of its parameters; None: zeros."""
+        array = bundle.encode(gradients)
+        bundle.ticket = self.tensors.push_pull(bundle.name, array, out=array, op=self._op, priority=bundle.priority)
+        bundle.sent = True
+        for slot, gradient in zip(bundle.slots, gradients):
+            slot.owed = gradient is not None
 
-    def _skip(self, slot: Slot) -> None:
-        """Takes part in a round without a gradient."""
-        slot.gradient, slot.version = torch.empty_like(slot.parameter, requires_grad=False), None
-        self._tensors.skip(slot.name)
-        slot.ticket = self._tensors.pull(slot.name, out=slot.wire.empty())
+    def _skip(self, bundle: Bundle) -> None:
+        """Takes part in a round of a bundle without a gradient."""
+        self.tensors.skip(bundle.name)
+        bundle.ticket = self.tensors.pull(bundle.name, out=bundle.wire.empty())
+
+    def _expect(self, slot: Slot) -> None:
+        """Of the bundle's sum, this worker takes the parameter's part, to which it has contributed nothing."""
+        slot.gradient, slot.version, slot.owed = torch.empty_like(slot.parameter, requires_grad=False), None, True
 
     def _set_aside(self, slot: Slot) -> None:
         """Keeps the sum of what was sent, so that what follows can be sent too."""
+        if self._rule:
+            self._refuse(slot)
         slot.check()
         sum_ = self._receive(slot)
         if sum_ is not None:
@@ -187,13 +177,23 @@ class Gradients:
         slot.gradient = slot.version = slot.parameter.grad = None
 
     def _receive(self, slot: Slot) -> torch.Tensor | None:
-        if slot.ticket is not None:
-            received = slot.ticket.result(math.inf)
-            assert slot.gradient is not None
-            slot.wire.decode(received, slot.gradient.data)
-            slot.ticket = None
+        if slot.owed:
+            slot.bundle.receive()
         slot.version = None
         return slot.gradient
+
+    def _refuse(self, slot: Slot) -> NoReturn:
+        raise RuntimeError(
+            f"ServerOptimizer: the gradient of {slot.name} is sparse, or of a second backward() before step(): the "
+            "aggregators apply one dense gradient a step. Use no_sync() around all backward() but the last, or "
+            "backward_passes_per_step; or DistributedOptimizer"
+        )
+
+    def fetch(self) -> None:
+        """Gives the parameters the aggregators' values, after the worker's load()."""
+        for slot in self.slots:
+            received = self.tensors.pull(slot.name, out=slot.bundle.wire.empty()).result(math.inf)
+            slot.bundle.wire.decode(received, slot.parameter.data)
 
     def close(self) -> None:
         """Sends what the backward passes have left, and the roll. Does not wait.
@@ -209,15 +209,20 @@ class Gradients:
             slot.check()
             gradient = slot.parameter.grad
             if gradient is not None and gradient is not slot.gradient:
+                if self._rule and (_is_sparse(gradient) or slot.ready or slot.bundle.sent):
+                    self._refuse(slot)
                 if _is_sparse(gradient):
                     slot.rest = gradient
                     rows[SPARSE, slot.index] = 1
-                elif slot.sent:
+                elif slot.ready or slot.bundle.sent:
                     slot.rest = gradient
                     rows[MORE, slot.index] = 1
                 else:
                     self._send(slot)
-            rows[SENT, slot.index] = slot.sent
+            rows[SENT, slot.index] = slot.ready
+        for bundle in self.bundles:
+            if not bundle.sent and any(slot.ready for slot in bundle.slots):
+                self._push(bundle, [slot.gradient for slot in bundle.slots])
         self._rolling = self._call()
         self._settled = False
 
@@ -232,25 +237,38 @@ class Gradients:
         self._settled = True
         self.joined = int(self._rollcall[0])
         sent, more, sparse = self._rollcall[1:].reshape(3, -1)
-        for index in np.flatnonzero(sent + more + sparse):
-            slot = self.slots[index]
-            if sent[index] and not slot.sent:
-                self._skip(slot)
+        for bundle in self._of(sent):
+            if not bundle.sent:
+                self._skip(bundle)
+        for index in np.flatnonzero(sent):
+            if not self.slots[index].ready:
+                self._expect(self.slots[index])
         for index in np.flatnonzero(sparse):
             self._gather(self.slots[index])
-        for index in np.flatnonzero(more):
-            self._send_again(self.slots[index])
+        for bundle in self._of(more):
+            self._send_again(bundle, more)
 
-    def _send_again(self, slot: Slot) -> None:
+    def _of(self, row: np.ndarray[Any, Any]) -> list[Bundle]:
+        """The bundles of the parameters that are marked in a row of the roll."""
+        return list(dict.fromkeys(self.slots[index].bundle for index in np.flatnonzero(row)))
+
+    def _send_again(self, bundle: Bundle, more: np.ndarray[Any, Any]) -> None:
         """The second round of a step, for what came after the first was sent."""
-        rest, slot.rest = slot.rest, None
-        if slot.gradient is not None:
-            self._set_aside(slot)
-        if rest is None:
-            self._skip(slot)
+        for slot in bundle.slots:
+            if more[slot.index] and slot.gradient is not None:
+                self._set_aside(slot)
+            else:
+                self._receive(slot)
+        rests = [slot.rest for slot in bundle.slots]
+        if any(rest is not None for rest in rests):
+            self._push(bundle, rests)
         else:
-            slot.gradient = rest
-            self._push(slot, rest)
+            self._skip(bundle)
+        for slot in bundle.slots:
+            if slot.rest is not None:
+                slot.gradient, slot.rest = slot.rest, None
+            elif more[slot.index]:
+                self._expect(slot)
 
     def _gather(self, slot: Slot) -> None:
         """The sum of sparse gradients: all workers' rows, in the order of ranks."""
@@ -296,13 +314,13 @@ class Gradients:
         """After stand_in()'s ticket: takes part in that step without gradients; False if all workers have joined."""
         self.joined = int(self._rollcall[0])
         sent, more, sparse = self._rollcall[1:].reshape(3, -1)
-        for index in np.flatnonzero(sent):
-            self._tensors.skip(self.slots[index].name)
+        for bundle in self._of(sent):
+            self.tensors.skip(bundle.name)
         for index in np.flatnonzero(sparse):
             self._gather(self.slots[index])
             self.slots[index].clear()
-        for index in np.flatnonzero(more):
-            self._tensors.skip(self.slots[index].name)
+        for bundle in self._of(more):
+            self.tensors.skip(bundle.name)
         return self.joined < self.worker.num_workers
 
     @contextmanager

@@ -47,8 +47,8 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
     return None
 
 
-def master_of(environment: Mapping[str, str], process: Launched) -> tuple[str, int]:
-    """The host of rank 0 and a port of it. ConfigError if the environment does not name them."""
+def check_master(environment: Mapping[str, str], process: Launched) -> None:
+    """ConfigError unless the environment names the host of rank 0 and a port of it."""
     host, port = (environment.get(name, "") for name in MASTER)
     if not host or not port.isdecimal():
         raise ConfigError(
@@ -57,7 +57,6 @@ def master_of(environment: Mapping[str, str], process: Launched) -> tuple[str, i
             "(`mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29400`, or `export` before srun); or start "
             "`fptps scheduler` yourself and set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER, DMLC_NUM_SERVER"
         )
-    return host, int(port)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -11,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..optim import Optimizer as Rule
+from ._bundle import Slot
 from ._calls import Average, Op, push_pull
 from ._check import agree
 from ._compression import Compression, Compressor
 from ._forward import Forward
-from ._gradients import Gradients, Slot
+from ._gradients import Gradients
 from ._late import late_reason, update
 from ._process import current
 
@@ -56,6 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     It waits as long as all workers live; after 5 s the log names those that it waits for.
     """
 
+    _rule: Rule | None = None
+    """What the aggregators apply to the sums: see ServerOptimizer."""
     # GradScaler would give the scale to an optimizer that says so, past this class.
     _step_supports_amp_scaling = False
 
@@ -100,8 +104,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._take_over({id(slot.parameter) for slot in slots})
         facts = {slot.name: (tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots}
         agree(worker, "DistributedOptimizer's parameters", facts)
-        agree(worker, "DistributedOptimizer's arguments", {"": (*map(str, self._settings), self._overlap)})
-        if worker.num_workers == 1:
+        agree(worker, "DistributedOptimizer's arguments", {"": (*map(str, self._settings), self._overlap, self._rule)})
+        if worker.num_workers == 1 and self._rule is None:
             return
         if self._overlap == "forward" and (reason := late_reason(self.optimizer)):
             _log.info("%s: step() waits for all sums, as %s", type(self.optimizer).__name__, reason)
@@ -113,8 +117,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             tensors,
             slots,
             *self._settings,
+            rule=self._rule,
             finish=lambda slot: myself._update([slot.index]),
-            drop=lambda: myself._drop(),
+            drop=lambda: myself._dropped(),
             start=lambda: myself._start(),
         )
 
@@ -177,7 +182,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._forward is not None and not self._synchronized and not _has_hooks(self.optimizer):
             self._step_later(gradients, self._forward)
             return None
-        self.synchronize()
+        self._synchronize()
         result = self.optimizer.step()
         self._next_step()
         return result
@@ -186,7 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         def averaged() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self.synchronize()
+            self._synchronize()
             self._next_step()
             return None if loss is None else _mean(loss)
 
@@ -218,20 +223,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _update(self, indices: Iterable[int]) -> None:
-        """Updates those of the parameters whose update is to come, when their sums are there."""
+        """Updates those of the parameters whose update is to come, when their sums are there, and those that share
+        tensors with them."""
         gradients = self._gradients
         if gradients is None or not self._pending:
             return
-        late = [slot for index in indices if (slot := gradients.slots[index]).pending is not None]
+        slots = gradients.slots
+        late = dict.fromkeys([slots[index].bundle for index in indices if slots[index].pending is not None])
         updates: dict[int, tuple[dict[str, Any], list[tuple[nn.Parameter, torch.Tensor]]]] = {}
-        for slot in late:
-            sum_ = gradients.collect(slot)
-            if sum_ is not None:
-                settings = slot.pending
-                assert settings is not None
-                updates.setdefault(slot.group, (settings, []))[1].append((slot.parameter, sum_))
-            slot.pending = None
-            slot.clear()
+        for bundle in late:
+            for slot in bundle.slots:
+                settings, sum_ = slot.pending, gradients.collect(slot)
+                if sum_ is not None and settings is not None:
+                    updates.setdefault(slot.group, (settings, []))[1].append((slot.parameter, sum_))
+                slot.pending = None
+            bundle.clear()
         if updates:
             update(self.optimizer, updates.values())
 
@@ -248,6 +254,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         To be called after backward() on all workers, where gradients are clipped, say. After step() it is flush().
         """
+        self._synchronize()
+
+    def _synchronize(self) -> None:
         self._check_usable()
         self.flush()
         gradients = self._gradients
@@ -261,6 +270,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradients.next_step()
         self._synchronized = True
 
+    def _dropped(self) -> None:
+        """The program has dropped gradients that were sent."""
+        self._drop()
+
     def _drop(self) -> None:
         """Ends a step whose gradients the program has dropped: the sums are received all the same."""
         self.flush()
@@ -273,8 +286,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _next_step(self) -> None:
         assert self._gradients is not None
         self._gradients.next_step()
-        for slot in self._gradients.slots:
-            slot.clear()
+        for bundle in self._gradients.bundles:
+            bundle.clear()
         self._synchronized = False
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:

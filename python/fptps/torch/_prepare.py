@@ -14,6 +14,7 @@ from ._calls import broadcast_optimizer_state, broadcast_parameters, push_pull
 from ._check import check_layout
 from ._optimizer import DistributedOptimizer
 from ._process import current
+from ._server import ServerOptimizer
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -24,10 +25,13 @@ def prepare(model: Model, optimizer: torch.optim.Optimizer) -> tuple[Model, Dist
     All workers call it. It compares the models: MismatchError names the first parameter or buffer that differs in
     shape or dtype. It then gives all of them worker 0's parameters, buffers and state of the optimizer: a checkpoint
     has to be loaded by worker 0 alone, before. Buffers, such as the running statistics of BatchNorm, are each worker's
-    own from then on; average_buffers() makes them equal.
+    own from then on; average_buffers() makes them equal. A ServerOptimizer without parameters gets the model's.
     """
     check_layout(model)
     broadcast_parameters({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    if isinstance(optimizer, ServerOptimizer):
+        optimizer.bind(model.named_parameters())
+        return model, optimizer
     broadcast_optimizer_state(optimizer)
     return model, DistributedOptimizer(optimizer, model.named_parameters())
 

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import logging
 import os
-import secrets
 import socket
-import subprocess
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ..cluster._commands import reserved_port
-from ..cluster._supervisor import SPAWN
+from .._arguments import default_timeout
+from ..errors import ConnectError
 from ..worker import KVWorker
-from ._launch import Launched, launched, master_of
+from ._launch import Launched, check_master, launched
+from ._meeting import Place, Scheduler, meet
 
 if TYPE_CHECKING:
     from ._optimizer import DistributedOptimizer
-
-SCHEDULER_END_S: Final = 10.0
-"""How long the scheduler that this process has started may take to end after the cluster."""
 
 _log = logging.getLogger("fptps")
 
@@ -76,30 +73,8 @@ class Process:
             try:
                 self.worker.__exit__(kind, reason, None)
             finally:
-                if self._scheduler is not None and self.pid == os.getpid():
-                    self._scheduler.end(SCHEDULER_END_S)
-
-
-class Scheduler:
-    """A scheduler that this process has started on its host, and which ends with it at the latest."""
-
-    def __init__(self, host: str, port: int, workers: int, token: str) -> None:
-        command = [sys.executable, "-m", "fptps", "scheduler", "--quiet", "--host", host, "--port", str(port)]
-        command += ["-n", str(workers), "-s", "0"]
-        own = {"FPTPS_TOKEN": token, "DMLC_NODE_HOST": host}
-        self._process = subprocess.Popen(
-            [sys.executable, SPAWN, str(os.getpid()), *command],
-            env={**os.environ, **own},
-            start_new_session=True,  # Ctrl-C is for the workers: the scheduler tells them of each other's end
-        )
-
-    def end(self, seconds: float) -> None:
-        """Waits for its end, and kills it if that takes too long."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+                if self._scheduler is not None:
+                    self._scheduler.end()
 
 
 def _start() -> Process:
@@ -121,27 +96,21 @@ def _start() -> Process:
 
 
 def _meet(process: Launched) -> Process:
-    """A cluster of a launcher's processes. They meet in torch.distributed's store, and rank 0 starts the scheduler."""
-    name, _ = master_of(os.environ, process)
-    host = socket.gethostbyname(name)
-    store, _, _ = next(rendezvous("env://", process.rank, process.size))
+    """The cluster of a launcher's processes, which meet in torch.distributed's store."""
+    check_master(os.environ, process)
+    seconds, name = default_timeout(), f"the cluster of {process.by}"
+    try:
+        store, _, _ = next(rendezvous("env://", process.rank, process.size, timeout=timedelta(seconds=seconds)))
+    except RuntimeError as error:
+        raise ConnectError(
+            f"{name}: rank {process.rank} did not meet the {process.size - 1} others in {seconds:g} s at MASTER_ADDR="
+            f"{os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}. Does every process call "
+            f"fptps.torch.init()? torch.distributed says: {error}"
+        ) from error
     _stores[:] = [store]  # rank 0's may be the one that all others ask
-    key = f"fptps/scheduler/{next(_meetings)}"
-    scheduler = None
-    with contextlib.ExitStack() as stack:
-        if process.rank == 0:
-            port = stack.enter_context(reserved_port(host))
-            token = os.environ.get("FPTPS_TOKEN") or secrets.token_hex(16)
-            scheduler = Scheduler(host, port, process.size, token)
-            store.set(key, f"{port} {token}")
-        port_text, os.environ["FPTPS_TOKEN"] = store.get(key).decode().split(" ", 1)
-        os.environ["DMLC_WORKER_ID"] = str(process.rank)
-        try:
-            return Process(KVWorker(f"{host}:{port_text}", process.size, 0), process, scheduler)
-        except BaseException:
-            if scheduler is not None:
-                scheduler.end(0.0)
-            raise
+    own, ranks = PrefixStore(f"fptps {next(_meetings)}/", store), list(range(process.size))
+    worker, scheduler = meet(Place(own, process.rank, ranks, seconds, name))
+    return Process(worker, process, scheduler)
 
 
 _stores: list[Any] = []
@@ -153,7 +122,7 @@ def init() -> None:
     """Joins the cluster, or begins to run alone. Further calls do nothing.
 
     - Under `fptps run`, or wherever DMLC_PS_ROOT_URI and its companions name a cluster: that one.
-    - Under torchrun: a cluster of its processes without servers, whose scheduler rank 0 starts; all learn its address
+    - Under torchrun: a cluster of its processes without servers, whose scheduler rank 0 runs; all learn its address
       through torch.distributed's store. The same under mpirun and srun if MASTER_ADDR and MASTER_PORT are set.
     - Else alone: every sum is this process's own contribution, and a warning says so.
 

@@ -8,7 +8,7 @@ Every process group is an fptps cluster of its own, of its members alone. PyTorc
 of this package; `import fptps.torch` registers it too. It needs PyTorch 2.14, the first whose backends may be written
 in Python.
 
-    _rendezvous  how the members of a group become workers of one cluster, and leave it
+    _rendezvous  how the members of a group join one cluster, and leave it
     _group       torch.distributed's calls, as operations
     _operation   an operation: what it moves (Transfer), and its end
     _line        begins operations in order, declares tensors
@@ -44,11 +44,12 @@ def _subclassed() -> bool:
 
 def _create(options: Any, _: object) -> Any:
     """A process group for PyTorch's DistributedBackendOptions."""
+    from .._meeting import Place
     from ._group import ProcessGroupFptps
-    from ._rendezvous import Place
 
     default = not options.global_ranks_in_group
     ranks = list(range(options.group_size)) if default else list(options.global_ranks_in_group)
     seconds = options.timeout.total_seconds()
-    place = Place(options.store, options.group_rank, ranks, seconds, str(options.group_id))
+    name = f"process group {options.group_id}"
+    place = Place(options.store, options.group_rank, ranks, seconds, name)
     return ProcessGroupFptps(place, default)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Backend
 
+from .._meeting import Place
 from ._line import Line
 from ._memory import Memory, bytes_of, one, same
 from ._messages import Message, Peer
 from ._operation import Operation, Transfer, Verb
 from ._reduction import SUMS, name_of, reduced
-from ._rendezvous import Place, join
+from ._rendezvous import join
 from ._work import Together, Work
 
 Tensor = torch.Tensor
@@ -36,7 +37,7 @@ class ProcessGroupFptps(Backend):
         self._seconds = place.seconds
         self._membership = join(place, default)
         tensors = self._membership.kv.namespace("torch.distributed")
-        self._line = Line(tensors, place.seconds, self._membership.translated)
+        self._line = Line(tensors, place.seconds)
         self._peers: dict[int, Peer] = {}
         self._together: list[Work] | None = None  # what was begun since start_coalescing()
 

@@ -32,16 +32,11 @@ class Line:
     An operation begins at once, on the thread that issues it, unless it has to wait: for the declaration of a tensor,
     for an operation that uses the same memory, or for one whose result it needs. It then waits on a thread, for each of
     these at most so many seconds, and those that are issued later wait behind it.
-
-    translated gives an error of the core in the words of the group.
     """
 
-    def __init__(
-        self, tensors: Namespace, seconds: float, translated: Callable[[BaseException], BaseException]
-    ) -> None:
+    def __init__(self, tensors: Namespace, seconds: float) -> None:
         self._tensors = tensors
         self._seconds = seconds
-        self._translated = translated
         self._lock = threading.Lock()
         self._turns: Counter[Size] = Counter()  # how many pieces of each length have begun
         self._declared: set[Size] = set()
@@ -51,7 +46,6 @@ class Line:
 
     def issue(self, operation: Operation) -> None:
         """Begins an operation when its turn comes. Never waits; errors are the operation's."""
-        operation.translated = self._translated
         with self._lock:
             if self._waiting or not self._ready(operation):
                 self._waiting.append(operation)

@@ -18,9 +18,10 @@ from typing import Final
 import torch
 
 from ...errors import MismatchError, TimeoutError
+from .._meeting import Place
 from ._line import Line
 from ._operation import Operation, Transfer, Verb
-from ._rendezvous import Membership, Place, join
+from ._rendezvous import Membership, join
 
 HEADER: Final = 2
 """Elements of a header: the tag, and the number of bytes."""
@@ -136,7 +137,7 @@ class Peer:
                 self._membership = join(self._place, default=False)
         kv = self._membership.kv
         sender = kv.rank if name == "send" else 1 - kv.rank
-        return Line(kv.namespace(f"from {sender}"), self._place.seconds, self._membership.translated)
+        return Line(kv.namespace(f"from {sender}"), self._place.seconds)
 
     def _move(self, line: Line, verb: Verb, array: torch.Tensor) -> None:
         operation = Operation("message", lambda: [Transfer(verb, array)])

@@ -51,8 +51,6 @@ class Operation:
         self.plan = plan
         self.after = after
         """An operation whose result plan needs."""
-        self.translated: Callable[[BaseException], BaseException] = lambda error: error
-        """Gives an error of the core in the words of the group."""
         self.ranges: list[tuple[int, int]] = []
         """Addresses of the memory that is in use while the operation is under way."""
         self.error: BaseException | None = None
@@ -81,7 +79,7 @@ class Operation:
 
     def fail(self, error: BaseException) -> None:
         """Ends the operation without transfers."""
-        self.error, self._finish, self._tickets = self.translated(error), None, []
+        self.error, self._finish, self._tickets = error, None, []
         self._begun.set()
         self._end()
 
@@ -98,11 +96,8 @@ class Operation:
         if not self._ended:
             if not self._begun.wait(min(seconds, threading.TIMEOUT_MAX)):
                 raise TimeoutError(f"waited {seconds:g} s for the operations before it to begin")
-            try:
-                for ticket in self._tickets:
-                    ticket.exception(max(0.0, end - time.monotonic()))
-            except TimeoutError as error:
-                raise self.translated(error) from None
+            for ticket in self._tickets:
+                ticket.exception(max(0.0, end - time.monotonic()))
             self._end()
         if self.error is not None:
             raise self.error
@@ -150,4 +145,4 @@ class Operation:
                 self._finish()
             except Exception as failure:
                 error = failure
-        return None if error is None else self.translated(error)
+        return error
