@@ -57,7 +57,9 @@ func trained(t *testing.T, dtype wire.DType, rule store.Rule, seed uint64) (weig
 			c.all(func(w *Worker) (*Ticket, error) { return w.Init(k.key, dtype, wire.Sync, small(dtype, k.size, 0, 0)) })
 		}
 		c.all(func(w *Worker) (*Ticket, error) { return w.SetRule(nil, rule) })
-		c.one(func(w *Worker) (*Ticket, error) { return w.Resume(6, binary.LittleEndian.AppendUint64(make([]byte, 8*(workers-1)), 70)) })
+		c.one(func(w *Worker) (*Ticket, error) {
+			return w.Resume(6, binary.LittleEndian.AppendUint64(make([]byte, 8*(workers-1)), 70))
+		})
 		stop := make(chan struct{})
 		var planning, training sync.WaitGroup
 		planning.Go(func() {

@@ -16,10 +16,15 @@ type Capacity struct {
 const (
 	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least.
 	capacityTime  = 60 * time.Millisecond
-	capacityBytes = 64 * wire.PacketBytes
-	// It is known if as many measurements as samples differ by no more than alike.
-	samples = 5
-	alike   = 0.94
+	capacityBytes = 24 * wire.PacketBytes
+	// A measurement ends when nothing has passed for pauseTime, for the time of pausePackets, and for longer than the last packets
+	// had waited: there was no queue meanwhile.
+	pauseTime    = 40 * time.Millisecond
+	pausePackets = 4 * wire.PacketBytes
+	// It is known if the last measurements, fewest at least and of agreeTime together, differ by no more than alike.
+	fewest    = 3
+	agreeTime = 5 * capacityTime
+	alike     = 0.94
 	// A link has carried what it has in each of a few spans of carryTime: it may send some 100 KB at once after a pause,
 	// and a process that stood still reads what has come meanwhile at once. It is remembered for carryFor to twice that.
 	carryTime = 100 * time.Millisecond
@@ -30,14 +35,22 @@ const (
 	idleGain = 0.7
 )
 
+// measurement is what has passed a queue, in bytes per second.
+type measurement struct {
+	rate  float64
+	taken time.Duration
+}
+
 // capacity estimates what a link carries in one direction. It is pure: the times are arguments. While a queue stands
 // before the link, what passes is its capacity. Without a queue something else is the limit, and nothing is learned but
 // that the link carries at least that much.
 type capacity struct {
-	rates []float64 // the last measurements, at most samples
-	known float64   // that some of them have agreed on; 0: none
+	last  []measurement // the latest last
+	known float64       // that some of them have agreed on; 0: none
 
 	measuring bool
+	seen      time.Duration // the last observation
+	wait      time.Duration // that was observed then
 	begun     time.Duration // of the present measurement
 	mark      uint64        // bytes that had passed then
 
@@ -48,26 +61,35 @@ type capacity struct {
 	mostFrom time.Duration
 }
 
-// observe takes the bytes that have passed until now. queue reports whether packets wait before this link.
-func (c *capacity) observe(now time.Duration, passed uint64, queue bool) {
+// observe takes the bytes that have passed until now, and how long packets wait before this link. It is called when something passes.
+func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration) {
 	c.carry(now, passed)
+	paused := now-c.seen > max(pauseTime, c.wait, time.Duration(pausePackets/max(c.carried(), 1)*float64(time.Second)))
+	c.seen, c.wait = now, wait
 	switch {
-	case !queue:
+	case wait < standTime:
 		c.measuring = false
-	case !c.measuring:
+	case !c.measuring || paused:
 		c.measuring, c.begun, c.mark = true, now, passed
 	case now-c.begun >= capacityTime && passed-c.mark >= capacityBytes:
-		c.measured(float64(passed-c.mark) / (now - c.begun).Seconds())
+		c.measured(measurement{float64(passed-c.mark) / (now - c.begun).Seconds(), now - c.begun})
 		c.begun, c.mark = now, passed
 	}
 }
 
 // measured takes a measurement.
-func (c *capacity) measured(rate float64) {
-	c.rates = append(c.rates, rate)
-	c.rates = c.rates[max(0, len(c.rates)-samples):]
-	if most := slices.Max(c.rates); len(c.rates) == samples && slices.Min(c.rates) >= alike*most {
-		c.known = most
+func (c *capacity) measured(m measurement) {
+	c.last = append(c.last, m)
+	least, most, together := m.rate, m.rate, time.Duration(0)
+	for i := len(c.last) - 1; i >= 0; i-- {
+		least, most, together = min(least, c.last[i].rate), max(most, c.last[i].rate), together+c.last[i].taken
+		if len(c.last)-i >= fewest && together >= agreeTime {
+			c.last = c.last[i:]
+			if least >= alike*most {
+				c.known = most
+			}
+			return
+		}
 	}
 }
 
@@ -85,7 +107,7 @@ func (c *capacity) carry(now time.Duration, passed uint64) {
 	least := slices.Min(c.spans[:])
 	c.most[0] = max(c.most[0], least)
 	if c.known > 0 && least > risenGain*c.known {
-		c.known, c.rates = 0, nil
+		c.known, c.last = 0, nil
 	}
 }
 

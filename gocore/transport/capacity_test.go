@@ -25,7 +25,7 @@ func (l *link) play(d time.Duration, demand, rate float64) {
 		n := min(l.queued, l.tokens)
 		l.queued, l.tokens, l.passed = l.queued-n, l.tokens-n, l.passed+n
 		l.queued = min(l.queued, rate*0.01) // a window of 10 ms
-		l.observe(l.now, uint64(l.passed), l.queued/rate >= standTime.Seconds())
+		l.observe(l.now, uint64(l.passed), time.Duration(l.queued/rate*float64(time.Second)))
 	}
 }
 
@@ -60,6 +60,24 @@ func TestCapacityOfBursts(t *testing.T) {
 	l.want(t, "in bursts", 25e6, 0.03)
 }
 
+// What passes is all that can be seen: packets wait at the end of a burst, and nothing is heard until the next one.
+func TestCapacityLeavesOutPauses(t *testing.T) {
+	for _, rate := range []float64{125e3, 1.25e6, 25e6} {
+		l := &link{bucket: bucket128K}
+		for range 40 {
+			for l.queued = 4 * float64(capacityBytes); l.queued > 0; {
+				n := min(l.queued, 16<<10)
+				l.queued -= n
+				l.passed += n
+				l.now += time.Duration(n / rate * float64(time.Second))
+				l.observe(l.now, uint64(l.passed), time.Millisecond)
+			}
+			l.now += 700 * time.Millisecond
+		}
+		l.want(t, "with pauses", rate, 0.03)
+	}
+}
+
 func TestCapacityFollowsAFall(t *testing.T) {
 	l := &link{bucket: bucket128K}
 	l.play(time.Second, 200e6, 125e6)
@@ -86,7 +104,7 @@ func TestCapacityIsForgottenAfterARise(t *testing.T) {
 func TestCapacityNeedsAgreement(t *testing.T) {
 	l := &link{}
 	for i := range 40 {
-		l.measured(50e6 * (1 + 0.07*float64(i%2)))
+		l.measured(measurement{50e6 * (1 + 0.07*float64(i%2)), capacityTime})
 	}
 	l.want(t, "by turns", 0, 0)
 }

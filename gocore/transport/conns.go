@@ -146,7 +146,11 @@ func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
 	t.acked += p.acked - c.flow.acked
 	c.flow.acked, c.flow.wait, c.flow.way = p.acked, p.queued(), p.queued()+p.there
 	t.uplink.observe(now, &c.flow, left)
-	t.up.observe(now, t.acked, t.uplink.stands() && (len(t.uplink.active) > 1 || t.up.limits()))
+	wait := t.uplink.wait()
+	if len(t.uplink.active) == 1 && !t.up.limits() {
+		wait = 0
+	}
+	t.up.observe(now, t.acked, wait)
 	if t.link.rate = t.uplink.limit(); t.link.rate == 0 || t.bound > 0 && t.bound < t.link.rate {
 		t.link.rate = t.bound
 	}

@@ -113,7 +113,7 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 		queue, own := r.queue(now)
 		r.t.queue.set(now, queue)
 		r.t.mu.Lock()
-		r.t.mu.down.observe(now, r.linked, own >= standTime)
+		r.t.mu.down.observe(now, r.linked, own)
 		r.t.mu.Unlock()
 	}
 }

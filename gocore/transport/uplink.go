@@ -102,7 +102,7 @@ func (u *uplink) observe(now time.Duration, f *flow, waiting bool) {
 	if f.measurement != u.measurement {
 		f.measurement, f.markAt, f.markAcked = u.measurement, now, f.acked
 	}
-	stands, limited := u.stands(), true
+	stands, limited := u.wait() >= standTime, true
 	if !stands {
 		u.restart(now)
 	} else if rate, ok := u.measured(now); ok {
@@ -122,10 +122,13 @@ func (u *uplink) observe(now time.Duration, f *flow, waiting bool) {
 	}
 }
 
-// stands reports whether the packets of all flows wait, and longer than those of other hosts to the same peers: then the queue is
-// before this host's link.
-func (u *uplink) stands() bool {
-	return len(u.active) > 0 && !slices.ContainsFunc(u.active, func(f *flow) bool { return f.wait < standTime })
+// wait is how much longer the packets of all flows wait than those of other hosts to the same peers, at least: then the queue is
+// before this host's link. It is 0 without packets to send.
+func (u *uplink) wait() time.Duration {
+	if len(u.active) == 0 {
+		return 0
+	}
+	return slices.MinFunc(u.active, func(a, b *flow) int { return cmp.Compare(a.wait, b.wait) }).wait
 }
 
 // shortest is the least time that packets to any peer wait on their way: they do not wait longer before this host's link. It is 0
@@ -175,7 +178,6 @@ func (u *uplink) settle(now time.Duration, rate float64) {
 	if len(u.rates) < kept || slices.Min(u.rates) < agreement*u.rate {
 		u.rate = 0
 	}
-	shortest := slices.MinFunc(u.active, func(a, b *flow) int { return cmp.Compare(a.wait, b.wait) }).wait
-	u.drained = now + time.Duration(float64(shortest)/(1-drainGain))
+	u.drained = now + time.Duration(float64(u.wait())/(1-drainGain))
 	u.restart(now)
 }
