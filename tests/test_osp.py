@@ -30,6 +30,8 @@ from benchmarks.osp.link import Link
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(300)]
 
 OVERLAPPED = {**CONFIG, "all_iterations": 80, "gamma": 0.075}
+UNTIL_KILLED = {**OVERLAPPED, "all_iterations": 400}
+"""Of a training in which a worker is killed after its first round, long before the last one."""
 
 
 def fptps_run(processes: int, servers: int, *args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -338,7 +340,7 @@ def test_the_ps_alone_is_an_error() -> None:
 
 def killed_by_hand(tmp_path: Path, workers: int = 3, **changes: Any) -> list[tuple[int, str]]:
     """A run by hand whose worker 2, or the only one, is killed when some rounds are written."""
-    config = {0: ["--config", config_file(tmp_path, **{**OVERLAPPED, "all_iterations": 600, **changes})]}
+    config = {0: ["--config", config_file(tmp_path, **{**UNTIL_KILLED, **changes})]}
     with by_hand([*range(workers + 1)], "--algorithm", "LOSP", own=config) as processes:
         wait_for_messages(tmp_path, processes[0])
         processes[min(2, workers)].send_signal(signal.SIGKILL)
@@ -347,7 +349,7 @@ def killed_by_hand(tmp_path: Path, workers: int = 3, **changes: Any) -> list[tup
 
 def killed_in_fptps_run(tmp_path: Path, *options: str, **changes: Any) -> tuple[int, str]:
     """As killed_by_hand(), with `fptps run`."""
-    config = config_file(tmp_path, **{**OVERLAPPED, "all_iterations": 600, **changes})
+    config = config_file(tmp_path, **{**UNTIL_KILLED, **changes})
     command = [sys.executable, "-m", "fptps", "run", *options, "-n", 4, "-s", 0, "--", *PYTHON, *PROGRAM]
     command += ["--algorithm", "LOSP", "--config", config]
     running = started(command)
@@ -390,7 +392,12 @@ def assert_ended_with_all_files_whole(tmp_path: Path) -> None:
     # The reports of the last round may have been lost with the worker.
     assert 3 * (len(rounds) - 1) <= len(messages) <= 3 * len(rounds) == 3 * summary["rounds"]
     assert len(messages) % 3 == 0 < len(messages)
-    assert sum(m["iterations"] for m in messages) <= summary["iterations"] == rounds[-1]["iterations"] < 600
+    assert (
+        sum(m["iterations"] for m in messages)
+        <= summary["iterations"]
+        == rounds[-1]["iterations"]
+        < UNTIL_KILLED["all_iterations"]
+    )
     assert (folder / "weights.pt").exists()
 
 
@@ -420,7 +427,7 @@ def assert_went_on_without_worker_2(tmp_path: Path) -> None:
     assert kinds.count([]) <= 1  # the reports of a round may have been lost with the worker
     assert list(ranks) == list(range(1, len(rounds) + 1))
     assert summary["ended"] == "all iterations are done"
-    assert summary["iterations"] == rounds[-1]["iterations"] >= 600
+    assert summary["iterations"] == rounds[-1]["iterations"] >= UNTIL_KILLED["all_iterations"]
     assert summary["test_accuracy"] > 0.5
 
 

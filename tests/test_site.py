@@ -14,6 +14,7 @@ import pytest
 import fptps
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.xdist_group("site")  # which builds it once
 
 
 @pytest.fixture(scope="module")

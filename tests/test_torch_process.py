@@ -183,7 +183,9 @@ def test_loaders_that_fork(program):
 
 
 def test_every_example_is_tested():
-    """Those of examples/torch, by test_torch_examples.py."""
+    """Those of examples/torch, by test_torch_examples.py, and in the long part those that need other frameworks."""
     root = Path(__file__).parents[1]
-    text = (root / "tests/test_torch_examples.py").read_text()
+    text = "".join(
+        (root / "tests" / name).read_text() for name in ("test_torch_examples.py", "long/test_frameworks.py")
+    )
     assert [path.name for path in (root / "examples/torch").glob("*.py") if f'"{path.name}"' not in text] == []

@@ -126,7 +126,7 @@ func (c *cluster) train(w *Worker, dtype wire.DType, steps int, weights map[stri
 	}
 }
 
-// checkOwners checks that each packet's weights are on one aggregator, the one that the workers would push it to.
+// checkOwners checks that the aggregator to which workers push a packet has its weights, and no other aggregator has them.
 func (c *cluster) checkOwners(dtype wire.DType) {
 	w := c.workers[0]
 	for _, k := range trainedKeys {
@@ -146,7 +146,7 @@ func (c *cluster) checkOwners(dtype wire.DType) {
 	}
 }
 
-// Weights and the optimiser's state follow the plan: each step gives the bits that it gives under a plan that stays.
+// Weights and the optimiser's state follow the plan: each step gives the same bits as without changes of the plan.
 func TestWeightsMoveWithThePlan(t *testing.T) {
 	for _, tc := range []struct {
 		dtype wire.DType

@@ -51,8 +51,8 @@ func (a Arrival) Text() []byte {
 	return text
 }
 
-// Arrive makes a packet of weights that another aggregator has kept so far; Write sets its arrays. A packet that is there
-// already is one that has moved away from here and back.
+// Arrive makes a packet of weights that another aggregator has kept so far; Write sets its arrays. It replaces what an
+// earlier move has left of the packet.
 func (s *Store) Arrive(id, number uint32, a Arrival) error {
 	if a.Offset != nil && len(a.Offset) != s.workers {
 		return fault.New(fault.Value, "the clock is of %d workers, but this cluster has %d", len(a.Offset), s.workers)

@@ -53,7 +53,7 @@ func TestAPacketMoves(t *testing.T) {
 	r.end()
 }
 
-// A packet that comes back takes the place of what is left of it.
+// A packet may arrive where an old copy of it is left: the copy is replaced.
 func TestAPacketComesBack(t *testing.T) {
 	r := newRig(t, 2, wire.Sync, wire.Float32, []float64{1, 2})
 	a := arrived

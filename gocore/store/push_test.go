@@ -127,8 +127,8 @@ func playPolicy(t *testing.T, policy wire.Policy, rng *rand.Rand) {
 	r.end()
 }
 
-// The range of packets is a peer's, and this receive loop has others to serve: what an answer costs
-// does not grow with it. Counting through the range takes half a second each time.
+// A peer chooses the range of packets, and the receive loop serves other peers too. So the cost of an answer must not
+// grow with the range: to count through it takes half a second each time.
 func TestClockOfARangeBeyondTheTensor(t *testing.T) {
 	r := newRig(t, 2, wire.Bounded(1), wire.Float32, []float64{1, 2})
 	for range 1000 {

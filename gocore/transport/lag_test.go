@@ -198,8 +198,7 @@ func TestQueueBeforeTheReceiversOwnLink(t *testing.T) {
 	}
 }
 
-// What comes from other hosts counts once, however many packets one write has: each of them has a header that
-// announces those that follow it.
+// Bytes from other hosts count once, however many packets a write has. Each packet's header announces the packets after it.
 func TestBytesFromOtherHosts(t *testing.T) {
 	nodes := mesh(t, func(n *node) { n.sys.isRemote = func(stream) bool { return true } }, 8, 9)
 	server, worker := nodes[0], nodes[1]

@@ -25,8 +25,8 @@ func TestShortcut(t *testing.T) {
 			worker.Send(8, Outgoing{Header: contrib(1, 0), Data: fill(make([]byte, n), 9, 1), Owner: l.lend(nil)})
 			return l.released.Load() == int64(sent)
 		}
-		// All that was sent has arrived, and both loops sleep. One may still wake at any time: for the
-		// server's news of what it has read.
+		// All that was sent has arrived, and both loops sleep. The receive loop may still wake at any
+		// time: the server reports what it has read.
 		settle := func() {
 			server.h.untilArrived(t, sent)
 			for end := time.Now().Add(deadline); ; runtime.Gosched() {
