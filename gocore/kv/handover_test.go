@@ -62,20 +62,9 @@ func trained(t *testing.T, dtype wire.DType, rule store.Rule, seed uint64) (weig
 		})
 		stop := make(chan struct{})
 		var planning, training sync.WaitGroup
-		planning.Go(func() {
-			for number := uint32(1); seed > 0; number++ {
-				select {
-				case <-stop:
-					return
-				case <-time.After(time.Duration(rng.IntN(15)) * time.Millisecond):
-				}
-				p, err := plan.New(randomShares(rng, workers, servers))
-				if err != nil {
-					t.Error(err)
-				}
-				o.change(number, p, rng.IntN(4) == 0)
-			}
-		})
+		if seed > 0 {
+			planning.Go(func() { o.changePlans(rng, servers, 15, stop) })
+		}
 		for _, w := range c.workers {
 			training.Go(func() { c.train(w, dtype, steps, weights) })
 		}

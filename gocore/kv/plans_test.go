@@ -93,6 +93,22 @@ func (o *office) change(number uint32, p *plan.Plan, abort bool) {
 	o.changes++
 }
 
+// changePlans introduces or withdraws one plan after the other until stop, with pauses of less than some milliseconds.
+func (o *office) changePlans(rng *rand.Rand, servers, pause int, stop chan struct{}) {
+	for number := uint32(1); ; number++ {
+		select {
+		case <-stop:
+			return
+		case <-time.After(time.Duration(rng.IntN(pause)) * time.Millisecond):
+		}
+		p, err := plan.New(randomShares(rng, len(o.workers), servers))
+		if err != nil {
+			o.t.Error(err)
+		}
+		o.change(number, p, rng.IntN(4) == 0)
+	}
+}
+
 // close ends the office after the last message has arrived.
 func (o *office) close() {
 	for _, inbox := range o.inboxes {
@@ -140,20 +156,7 @@ func TestPlansChangeBetweenRounds(t *testing.T) {
 			stop := make(chan struct{})
 			var planning, players sync.WaitGroup
 			planRNG := rand.New(rand.NewPCG(seed, 10))
-			planning.Go(func() {
-				for number := uint32(1); ; number++ {
-					select {
-					case <-stop:
-						return
-					case <-time.After(time.Duration(planRNG.IntN(20)) * time.Millisecond):
-					}
-					p, err := plan.New(randomShares(planRNG, workers, servers))
-					if err != nil {
-						t.Error(err)
-					}
-					o.change(number, p, planRNG.IntN(4) == 0)
-				}
-			})
+			planning.Go(func() { o.changePlans(planRNG, servers, 20, stop) })
 			for _, w := range c.workers {
 				p := &player{cluster: c, Worker: w, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), scripts: scripts}
 				players.Go(p.play)

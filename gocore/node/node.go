@@ -96,7 +96,7 @@ func newLog(c Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, options)).With("fptps", c.Role.String())
 }
 
-// worker returns the node's worker; nil before it has one, and on a server.
+// worker returns the node's worker. It is nil on a server, and until the node has connected.
 func (n *Node) worker() *kv.Worker {
 	n.mu.Lock()
 	defer n.mu.Unlock()

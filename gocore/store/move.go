@@ -1,8 +1,6 @@
 package store
 
 import (
-	"bytes"
-	"encoding/json"
 	"math"
 
 	"fptps/gocore/fault"
@@ -24,14 +22,13 @@ type Arrival struct {
 // ParseArrival decodes and validates an arrival. Its errors are Value errors.
 func ParseArrival(text []byte) (Arrival, error) {
 	var a Arrival
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&a); err != nil {
+	if err := decode(text, &a); err != nil {
 		return Arrival{}, fault.New(fault.Value, "a moved packet that this node cannot read: %v", err)
 	}
-	switch problem := a.Rule.problem(); {
-	case problem != "":
-		return Arrival{}, fault.New(fault.Value, "optimiser %s: %s", a.Rule.Kind, problem)
+	if err := a.Rule.check(); err != nil {
+		return Arrival{}, err
+	}
+	switch {
 	case !Updatable(a.DType):
 		return Arrival{}, fault.New(fault.Type, "no optimiser works on %v", a.DType)
 	case a.Bytes == 0 || a.Bytes > wire.PacketBytes || int(a.Bytes)%a.DType.Size() != 0:
@@ -43,13 +40,7 @@ func ParseArrival(text []byte) (Arrival, error) {
 }
 
 // Text encodes the arrival for ParseArrival.
-func (a Arrival) Text() []byte {
-	text, err := json.Marshal(a)
-	if err != nil {
-		panic(err) // see Rule.Text
-	}
-	return text
-}
+func (a Arrival) Text() []byte { return encode(a) }
 
 // Arrive makes a packet of weights that another aggregator has kept so far; Write sets its arrays. It replaces what an
 // earlier move has left of the packet.
@@ -60,8 +51,7 @@ func (s *Store) Arrive(id, number uint32, a Arrival) error {
 	t := s.tensors[id]
 	switch {
 	case t == nil:
-		t = &tensor{policy: wire.Sync, dtype: a.DType, codec: wire.CodecPlain, packets: map[uint32]*packet{}}
-		s.tensors[id] = t
+		t = s.newTensor(id, wire.Sync, a.DType, wire.CodecPlain)
 	case t.dtype != a.DType || t.policy != wire.Sync || t.codec != wire.CodecPlain:
 		return fault.New(fault.Value, "a moved packet of %v, but the tensor here is of %v, codec %d, %v", a.DType, t.dtype, t.codec, t.policy)
 	}
@@ -80,7 +70,7 @@ func (s *Store) Leave(id uint32, about wire.Clock) error {
 		return fault.New(fault.Key, "the tensor is not initialised on this aggregator")
 	}
 	for number, p := range t.packets {
-		if number-about.First < about.Count && p.round <= about.Complete {
+		if about.Names(number) && p.round <= about.Complete {
 			p.release()
 			delete(t.packets, number)
 		}

@@ -39,24 +39,40 @@ type Rule struct {
 // ParseRule decodes and validates a rule. Its errors are Value errors.
 func ParseRule(text []byte) (Rule, error) {
 	var r Rule
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&r); err != nil {
+	if err := decode(text, &r); err != nil {
 		return Rule{}, fault.New(fault.Value, "an optimiser that this node cannot read: %v", err)
 	}
-	if problem := r.problem(); problem != "" {
-		return Rule{}, fault.New(fault.Value, "optimiser %s: %s", r.Kind, problem)
+	if err := r.check(); err != nil {
+		return Rule{}, err
 	}
 	return r, nil
 }
 
 // Text encodes the rule for ParseRule.
-func (r Rule) Text() []byte {
-	text, err := json.Marshal(r)
+func (r Rule) Text() []byte { return encode(r) }
+
+// decode reads JSON without unknown fields.
+func decode(text []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(into)
+}
+
+// encode writes JSON for decode.
+func encode(value any) []byte {
+	text, err := json.Marshal(value)
 	if err != nil {
-		panic(fmt.Sprintf("store: %v", err)) // only NaN and Inf have no JSON, and ParseRule accepts neither
+		panic(fmt.Sprintf("store: %v", err)) // only NaN and Inf have no JSON, and what decode has read has neither
 	}
 	return text
+}
+
+// check returns a Value error if the rule is invalid.
+func (r *Rule) check() error {
+	if problem := r.problem(); problem != "" {
+		return fault.New(fault.Value, "optimiser %s: %s", r.Kind, problem)
+	}
+	return nil
 }
 
 // problem describes why the rule is invalid; "" if it is valid.

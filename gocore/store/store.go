@@ -108,7 +108,7 @@ func (s *Store) takeOver(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
 	if t == nil && sum.Plan > 0 && sum.Policy == wire.Sync && h.Codec == wire.CodecPlain {
-		t = s.newTensor(sum)
+		t = s.newTensor(h.Tensor, sum.Policy, h.DType, h.Codec)
 	}
 	if t == nil || t.rule != nil || t.policy != wire.Sync || t.codec != wire.CodecPlain {
 		return
@@ -123,11 +123,10 @@ func (s *Store) takeOver(sum *aggregate.Sum) {
 	}
 }
 
-// newTensor makes the tensor of a sum.
-func (s *Store) newTensor(sum *aggregate.Sum) *tensor {
-	h := &sum.Header
-	t := &tensor{policy: sum.Policy, dtype: h.DType, codec: h.Codec, packets: map[uint32]*packet{}}
-	s.tensors[h.Tensor] = t
+// newTensor makes a tensor without packets.
+func (s *Store) newTensor(id uint32, policy wire.Policy, dtype wire.DType, codec wire.Codec) *tensor {
+	t := &tensor{policy: policy, dtype: dtype, codec: codec, packets: map[uint32]*packet{}}
+	s.tensors[id] = t
 	return t
 }
 
@@ -136,7 +135,7 @@ func (s *Store) initPacket(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
 	if t == nil {
-		t = s.newTensor(sum)
+		t = s.newTensor(h.Tensor, sum.Policy, h.DType, h.Codec)
 	}
 	p := &packet{value: sum.Buffer, plan: sum.Plan}
 	if p.value == nil {
@@ -208,10 +207,7 @@ func (p *packet) bytes() int {
 // dropInitial releases the initial value, which a plain sum does not need after round 0.
 func (p *packet) dropInitial() {
 	p.zeros = 0
-	if p.value != nil {
-		p.value.Release()
-		p.value = nil
-	}
+	p.release()
 }
 
 // update applies a gradient to a packet, or adds a push. It takes ownership of gradient.
@@ -320,7 +316,7 @@ func (s *Store) Clock(id uint32, about wire.Clock) []uint64 {
 	// The range is what a peer wrote, and may be far larger than the tensor. So it is not counted through.
 	known := uint32(0)
 	for number, p := range t.packets {
-		if number-about.First < about.Count {
+		if about.Names(number) {
 			lower(p)
 			known++
 		}

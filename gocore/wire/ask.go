@@ -51,6 +51,9 @@ type Clock struct {
 	Complete     uint64 // Sync: rounds that are complete on the worker that asks; AskLeave: the last round before the move
 }
 
+// Names reports whether the packet with a number is one of them.
+func (c Clock) Names(number uint32) bool { return number-c.First < c.Count }
+
 // clockBytes is the size of an encoded Clock.
 const clockBytes = 16
 
