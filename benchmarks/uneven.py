@@ -28,7 +28,7 @@ from fptps._bench.profile import Profile, load
 from .compare import ROOT, commit, machine
 from .shaped import PROFILES, last_json
 from .testbed import TestBed, change, plan, why_not
-from .testbed.found import INSIST, phases
+from .testbed.found import INSIST, first_within, phases
 from .testbed.quantities import Rate, bits
 
 MODEL: Final = "vgg16"
@@ -154,11 +154,10 @@ def sample(case: Case) -> dict[str, Any]:
 def row(name: str, phase: Mapping[str, Any]) -> list[Any]:
     """A line of the table."""
     times, bound = phase["iterations_ms"], phase["bound_ms"]
-    near = [each <= NEAR * bound for each in times]
-    found = next((i for i in range(len(near)) if all(near[i : i + INSIST])), None)
+    found = first_within(times, NEAR * bound)
     settled = statistics.median(times[INSIST:] or times)
     changes = ", ".join(map(str, phase["plan_changes"])) or "-"
-    return [name, bound, times[0], settled, settled / bound, "-" if found is None else found, changes]
+    return [name, bound, times[0], settled, settled / bound, "-" if found == len(times) else found, changes]
 
 
 HEADERS: Final = ("links", "bound ms", "first ms", "settled ms", "ratio", "found after", "new plan in")

@@ -28,8 +28,14 @@ class Phase(NamedTuple):
     @property
     def found_after(self) -> int:
         """How many iterations it took until the pace was found: 0 if the first one is at it."""
-        near = [each <= NEAR * self.settled_s for each in self.seconds]
-        return next((i for i in range(len(near)) if all(near[i : i + INSIST])), len(near))
+        return first_within(self.seconds, NEAR * self.settled_s)
+
+
+def first_within(times: Sequence[float], limit: float) -> int:
+    """The first of INSIST iterations in a row, as far as there are so many, that take at most so long; their number if
+    there is none."""
+    near = [each <= limit for each in times]
+    return next((i for i in range(len(near)) if all(near[i : i + INSIST])), len(near))
 
 
 def phases(iterations: Sequence[Span], events: Sequence[Event]) -> list[Phase]:
