@@ -66,11 +66,12 @@ func (m *model) round(shares []float64, sum uint32) []uint32 {
 }
 
 // balanced returns the time of the slowest link or node among those whose time depends on
-// the shares: the link of a slow worker without a share may take longer.
+// the shares: the link of a slow worker without a share may take longer. A host with most of
+// the workers has the longest time without a share.
 func (m *model) balanced(shares []float64) float64 {
 	slowest := m.summing(shares)
 	for _, h := range m.hosts {
-		if share := total(shares[h.from:h.to]); share > 0 && h.slope != 0 {
+		if share := total(shares[h.from:h.to]); share > 0 && h.slope != 0 || h.slope < 0 {
 			slowest = max(slowest, (h.base+h.slope*share)/h.link)
 		}
 	}
