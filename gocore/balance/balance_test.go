@@ -93,9 +93,6 @@ func TestNonsenseIsAnError(t *testing.T) {
 		if _, err := Time(hosts, []plan.Share{{Node: 9, Share: 1}}); fault.CodeOf(err) != fault.Value {
 			t.Errorf("%s: Time: %v", name, err)
 		}
-		if _, err := Flows(hosts, []plan.Share{{Node: 9, Share: 1}}, 9); fault.CodeOf(err) != fault.Value {
-			t.Errorf("%s: Flows: %v", name, err)
-		}
 	}
 }
 

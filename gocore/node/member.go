@@ -208,9 +208,7 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 			return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
 		}
 		t := &tensors{lanes: []*kv.Handler{n.handler(view)}}
-		for _, m := range view.Servers() {
-			t.aggregators = append(t.aggregators, uint32(m.ID))
-		}
+		t.aggregators = idsOf(view.Servers())
 		return t, nil
 	}
 	shares, err := plan.New(view.Shares())
@@ -226,16 +224,22 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 	}
 	t := &tensors{aggregators: shares.Aggregators()}
 	if view.Replans {
-		t.aggregators = t.aggregators[:0]
-		for _, m := range append(view.Servers(), view.Workers()...) {
-			t.aggregators = append(t.aggregators, uint32(m.ID))
-		}
+		t.aggregators = idsOf(append(view.Servers(), view.Workers()...))
 	}
 	if n.config.Role == cluster.RoleWorker {
 		t.worker = n.newWorker(view, shares, lanes)
+		weigh(tr, view, shares)
 	}
 	t.lanes = n.handlers(view, t, lanes)
 	return t, nil
+}
+
+func idsOf(members []cluster.Member) []uint32 {
+	ids := make([]uint32, len(members))
+	for i, m := range members {
+		ids[i] = uint32(m.ID)
+	}
+	return ids
 }
 
 // handler makes a handler without worker and aggregator.
@@ -246,10 +250,7 @@ func (n *Node) handler(view cluster.View) *kv.Handler {
 // handlers makes a handler for each lane. A packet has the same lane on all nodes, so each
 // lane sums its own packets.
 func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*kv.Handler {
-	workers := []uint32{}
-	for _, m := range view.Workers() {
-		workers = append(workers, uint32(m.ID))
-	}
+	workers := idsOf(view.Workers())
 	var all []*kv.Handler
 	for _, lane := range lanes {
 		h := n.handler(view)

@@ -50,8 +50,17 @@ func (n *Node) onPrepare() wire.Rounds {
 
 func (n *Node) onCommit(number uint32, p *plan.Plan, first wire.Rounds) {
 	if w := n.worker(); w != nil {
+		n.mu.Lock()
+		tr, view := n.mu.transport, n.mu.view
+		n.mu.Unlock()
+		weigh(tr, view, p)
 		w.Commit(number, p, first)
 	}
+}
+
+// weigh divides a worker's link over its peers as the plan needs it. A server sends the same to all.
+func weigh(tr *transport.Transport, view cluster.View, p *plan.Plan) {
+	tr.Weigh(p.Flows(uint32(view.Self), idsOf(view.Workers())))
 }
 
 func (n *Node) onAbort() {

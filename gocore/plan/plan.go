@@ -67,6 +67,25 @@ func (p *Plan) Fraction(node uint32) float64 {
 	return 0
 }
 
+// Flows returns the traffic of one node in a round: for each peer with which it exchanges packets, the bytes in each
+// direction per byte of the model. Both directions carry the same: a worker sends its contribution to each
+// packet that the peer sums, and receives the sum.
+func (p *Plan) Flows(node uint32, workers []uint32) map[uint32]float64 {
+	flows := map[uint32]float64{}
+	own := p.Fraction(node)
+	for _, w := range workers {
+		if w == node {
+			for _, s := range p.shares {
+				flows[s.Node] += p.Fraction(s.Node)
+			}
+		} else if own > 0 {
+			flows[w] += own
+		}
+	}
+	delete(flows, node)
+	return flows
+}
+
 // Split divides each run of a key among the lanes, as evenly as possible. It gives the
 // same packet the same lane on every node. The key's hash picks the lanes that get the
 // remainder: small tensors spread over the lanes by chance.

@@ -29,8 +29,7 @@ type conn struct {
 	queue       queue
 	window      window  // see window.go
 	flow        flow    // see uplink.go
-	weight      float64 // see Weigh
-	finishTag   float64 // virtual time at which its last write finished; see connSet.charge
+	service     service // see weights.go
 	writable    bool    // the kernel has room, as far as is known; false until adopted
 	writing     bool    // a thread owns fd for a write; see doc.go
 	goodbyeSent bool    // this node has written its Goodbye, and writes nothing more
@@ -48,8 +47,9 @@ type connSet struct {
 	bound       float64 // what its rate is at most, bytes per second; 0: not known
 	uplink      uplink  // learns its rate
 	up          capacity
-	acked       uint64  // bytes that all peers have acknowledged
-	virtualTime float64 // start tag of the last write
+	acked       uint64             // bytes that all peers have acknowledged
+	weights     map[uint32]float64 // by peer; see Weigh
+	virtualTime float64            // start tag of the last write
 
 	waiting int // connections with other hosts that had packets to send at the last choice
 	windows int // sum of their windows
@@ -96,14 +96,15 @@ type choice struct {
 // ones the one with the smallest tag (weighted fair queuing), and among those the next
 // after the last served in the order of ids. The first search starts after this node's
 // own id, so that not all nodes begin with the same peer. While the pace of the link allows
-// no write, connections with other hosts are left out.
+// no write, connections with other hosts are left out. While the chosen one has to wait for
+// others (heldUntil), nothing is written.
 func (t *connSet) choose(now time.Duration) choice {
 	start, _ := slices.BinarySearchFunc(t.order, t.lastServed+1, comparePeer)
 	c, most, least := choice{due: never}, int64(0), 0.0
 	t.waiting, t.windows = 0, 0
 	for i := range t.order {
 		n := t.order[(start+i)%len(t.order)]
-		if n.queue.empty() {
+		if !t.enter(now, n) {
 			continue
 		}
 		if n.remote {
@@ -121,28 +122,24 @@ func (t *connSet) choose(now time.Duration) choice {
 			c.due = min(c.due, due)
 			continue
 		}
-		if tag := max(n.finishTag, t.virtualTime); c.conn == nil || u > most || u == most && tag < least {
+		if tag := t.tag(n); c.conn == nil || u > most || u == most && tag < least {
 			c.conn, most, least = n, u, tag
 		}
 	}
-	if c.conn != nil {
-		t.lastServed = c.conn.peer
+	if c.conn == nil {
+		return c
 	}
+	if until := t.heldUntil(now, c.conn); until > 0 {
+		return choice{blocked: true, due: min(c.due, until)}
+	}
+	t.lastServed = c.conn.peer
 	return c
-}
-
-// charge accounts for a write to c by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM
-// 1996, equations 4 and 5). A connection that was idle or blocked gets no credit for that
-// time: its next write starts at the current virtual time at the earliest.
-func (t *connSet) charge(c *conn, bytes int) {
-	t.virtualTime = max(t.virtualTime, c.finishTag)
-	c.finishTag = t.virtualTime + float64(bytes)/c.weight
 }
 
 // learn adapts the window of a connection, and the pace of all, to the path, after a write. left reports whether
 // the connection has more packets.
 func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
-	c.window.step(now, p)
+	c.window.step(now, p, t.up.carried())
 	t.acked += p.acked - c.flow.acked
 	c.flow.acked, c.flow.wait, c.flow.way = p.acked, p.queued(), p.queued()+p.there
 	t.uplink.observe(now, &c.flow, left)

@@ -4,8 +4,8 @@ import "fptps/gocore/fault"
 
 // If one core cannot fill the link, a data plane has several lanes. Each is a Transport
 // with two loops, and two nodes have a connection in each lane. Lane 0 has the listener, and
-// passes accepted connections to the other lanes; its Start, Goodbye, Close, Stats and
-// Sockets apply to all lanes.
+// passes accepted connections to the other lanes; its Start, Goodbye, Close, Stats,
+// Sockets and Weigh apply to all lanes.
 
 // Divide gives the data plane n lanes. It is called before Start, at most once.
 func (t *Transport) Divide(n int) error {
@@ -31,7 +31,7 @@ func (t *Transport) Divide(n int) error {
 	return nil
 }
 
-// Lane returns lane i, nil if there is none. Send, Dial, Await and Weigh are called on it.
+// Lane returns lane i, nil if there is none. Send, Dial and Await are called on it.
 func (t *Transport) Lane(i int) *Transport {
 	if i == 0 {
 		return t

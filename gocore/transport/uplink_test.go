@@ -44,7 +44,7 @@ const modelPacketBytes = wire.HeaderBytes + wire.PacketBytes
 func newHost(rate, bucket float64, flows int, seed uint64) *host {
 	h := &host{rate: rate, bucket: bucket, random: rand.New(rand.NewPCG(seed, 2))}
 	for i := range flows {
-		f := &modelFlow{conn: &conn{peer: uint32(i), remote: true, weight: 1, window: window{size: firstWindow}}}
+		f := &modelFlow{conn: &conn{peer: uint32(i), remote: true, window: window{size: firstWindow}}}
 		f.path = path{shortest: ms / 5, mean: ms / 5, waitKnown: true}
 		h.flows = append(h.flows, f)
 	}

@@ -2,23 +2,114 @@ package transport
 
 import (
 	"math"
+	"time"
 
-	"fptps/gocore/fault"
+	"fptps/gocore/wire"
 )
 
-// Weigh sets the weight in weighted fair queuing of packets to peer, relative to those to
-// other peers, from now on; initially 1. It matters between packets of equal priority. Without
-// a connection, or with a weight that is not positive and finite, it returns a Value error.
-func (t *Transport) Weigh(peer uint32, weight float64) error {
-	if !(weight > 0 && weight <= math.MaxFloat64) {
-		return fault.New(fault.Value, "weight %g of %s: it must be positive and finite", weight, name(peer))
+// Flows that are equally urgent share this node's link by weighted fair queuing. A weight is
+// the part of the node's traffic that the plan gives to a peer, relative to an equal part.
+//
+// Windows (window.go) give the peers' flows about equal rates, whatever their weights. A flow
+// of little weight would then be far ahead of the others by the middle of a round, which
+// is of no use: a tensor's sum is complete with its last part. Meanwhile the links of the
+// peers that sum the most would not be full. So a flow that has less than an equal part waits
+// while it is ahead of a flow that does not accept more at the moment.
+const (
+	// leadBytes is how far a flow may be ahead, divided by its weight, and how much a flow that could not send may catch up.
+	leadBytes = 4 * wire.PacketBytes
+	// stallTime is how long others wait for a flow of which the kernel takes nothing: its peer may be stopped.
+	stallTime = 50 * time.Millisecond
+)
+
+// Weigh divides this node's traffic over its peers, from now on and in all lanes: traffic is
+// what each will get, in any unit. Peers that are not in it, or get nothing, have an equal part.
+func (t *Transport) Weigh(traffic map[uint32]float64) {
+	weights := relative(traffic)
+	t.setWeights(weights)
+	for _, l := range t.others() {
+		l.setWeights(weights)
 	}
+}
+
+func (t *Transport) setWeights(weights map[uint32]float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.mu.conns.byPeer[peer]
-	if c == nil {
-		return fault.New(fault.Value, "there is no connection with %s", name(peer))
+	t.mu.conns.weights = weights
+}
+
+// relative divides the positive finite numbers by their mean, and leaves out the others.
+func relative(traffic map[uint32]float64) map[uint32]float64 {
+	weights := make(map[uint32]float64, len(traffic))
+	sum := 0.0
+	for peer, bytes := range traffic {
+		if bytes > 0 && bytes <= math.MaxFloat64 {
+			weights[peer] = bytes
+			sum += bytes
+		}
 	}
-	c.weight = weight
-	return nil
+	for peer, bytes := range weights {
+		weights[peer] = bytes / sum * float64(len(weights))
+	}
+	return weights
+}
+
+// weight is that of the traffic to c.
+func (t *connSet) weight(c *conn) float64 {
+	if w := t.weights[c.peer]; w > 0 {
+		return w
+	}
+	return 1
+}
+
+// service is the fair queuing's state of a connection.
+type service struct {
+	busy   bool          // it had packets to send at the last look
+	finish float64       // virtual time at which its last write finished
+	last   time.Duration // time of its last write, or at which it got packets to send
+}
+
+// enter notes whether c has packets to send. A flow that had none gets no credit for that time: its next write
+// starts at the current virtual time at the earliest.
+func (t *connSet) enter(now time.Duration, c *conn) (busy bool) {
+	busy = !c.queue.empty()
+	if busy && !c.service.busy {
+		c.service.finish, c.service.last = max(c.service.finish, t.virtualTime), now
+	}
+	c.service.busy = busy
+	return busy
+}
+
+// tag is the virtual time at which the next write to c starts, by start-time fair queuing (Goyal,
+// Vin, Cheng, SIGCOMM 1996, equations 4 and 5), with a bound for a flow that could not send.
+func (t *connSet) tag(c *conn) float64 {
+	return max(c.service.finish, t.virtualTime-leadBytes)
+}
+
+// charge accounts for a write to c.
+func (t *connSet) charge(now time.Duration, c *conn, bytes int) {
+	if bytes == 0 {
+		return
+	}
+	start := t.tag(c)
+	t.virtualTime = max(t.virtualTime, start)
+	c.service.finish, c.service.last = start+float64(bytes)/t.weight(c), now
+}
+
+// heldUntil returns until when c, which is chosen for a write, waits for flows that are behind it; 0 if it
+// need not.
+func (t *connSet) heldUntil(now time.Duration, c *conn) time.Duration {
+	if !c.remote || t.weight(c) >= 1 {
+		return 0
+	}
+	limit, until := t.tag(c)-leadBytes, time.Duration(0)
+	for _, n := range t.order {
+		if n.remote && n.service.busy && !n.writable && !n.writing && t.tag(n) < limit && n.queue.urgency() >= c.queue.urgency() {
+			until = max(until, n.service.last+stallTime)
+		}
+	}
+	if until <= now {
+		return 0
+	}
+	return until
 }

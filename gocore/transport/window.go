@@ -31,6 +31,11 @@ const (
 	// of the shortest round trip: the kernel reports room when a third of the window is free,
 	// so windows move in bursts. The wait delays urgent packets.
 	wakeTime = 2 * time.Millisecond
+	// On a link that carries less than slowRate, in bytes per second, it is slowTime: packets come so seldom that senders wake up in
+	// time, and the least windows of a few connections fill the link. Larger ones, which differ by chance, let some
+	// senders be ahead of others, and a sum waits for the last.
+	slowTime = wakeTime / 2
+	slowRate = 40e6
 	// growBytes is added to the window in one step. While packets wait less than a fourth of
 	// what they should, the link is not full, and the window is multiplied by growFactor.
 	growBytes  = wire.PacketBytes
@@ -60,11 +65,14 @@ func (w *window) due(now time.Duration) bool {
 	return now-w.stepped >= max(stepTime, w.trip)
 }
 
-// step adapts the size.
-func (w *window) step(now time.Duration, p path) {
+// step adapts the size. carried is what this node's link has carried lately, in bytes per second; 0: not known.
+func (w *window) step(now time.Duration, p path, carried float64) {
 	refused := w.refused
 	w.stepped, w.trip, w.refused = now, p.mean, false
 	target := wakeTime + p.shortest/3
+	if carried > 0 && carried < slowRate {
+		target = slowTime + p.shortest/3
+	}
 	switch wait := p.mean - p.shortest; {
 	case w.size == 0 && p.shortest > longTrip:
 		return

@@ -91,7 +91,7 @@ func (b *bottleneck) send(s *modelSender) {
 	}
 	for !s.full && s.wakes <= b.now {
 		if s.window.due(b.now) {
-			s.window.step(b.now, path{shortest: min(b.trip, s.mean), mean: s.mean})
+			s.window.step(b.now, path{shortest: min(b.trip, s.mean), mean: s.mean}, b.rate)
 		}
 		if s.full = s.held >= float64(s.window.size); s.full {
 			s.window.refused = true
@@ -164,20 +164,24 @@ func TestStep(t *testing.T) {
 		wait    time.Duration
 		refused bool
 		want    int
+		carried float64
 	}{
-		{"the link is not full", size, 0, true, size * 5 / 4},
-		{"at least by a packet", wire.PacketBytes, 0, true, 2 * wire.PacketBytes},
-		{"nothing was refused", size, 0, false, size},
-		{"a queue", size, target, true, size + growBytes},
-		{"a queue, nothing was refused", size, target, false, size},
-		{"too long a queue", size, 2 * target, true, size * 794 / 1000},
-		{"also when nothing was refused", size, 2 * target, false, size * 794 / 1000},
-		{"far too long a queue", size, time.Minute, true, size / 2},
-		{"not below", minWindow, time.Minute, true, minWindow},
-		{"not above", maxWindow, 0, true, maxWindow},
+		{"the link is not full", size, 0, true, size * 5 / 4, 0},
+		{"at least by a packet", wire.PacketBytes, 0, true, 2 * wire.PacketBytes, 0},
+		{"nothing was refused", size, 0, false, size, 0},
+		{"a queue", size, target, true, size + growBytes, 0},
+		{"a queue, nothing was refused", size, target, false, size, 0},
+		{"too long a queue", size, 2 * target, true, size * 794 / 1000, 0},
+		{"also when nothing was refused", size, 2 * target, false, size * 794 / 1000, 0},
+		{"far too long a queue", size, time.Minute, true, size / 2, 0},
+		{"not below", minWindow, time.Minute, true, minWindow, 0},
+		{"not above", maxWindow, 0, true, maxWindow, 0},
+		{"a queue, on a fast link", size, target, true, size + growBytes, slowRate},
+		{"too long a queue for a slow link", size, target, true, size * 85 / 100, slowRate - 1},
+		{"a queue on a slow link", size, target - wakeTime + slowTime, true, size + growBytes, slowRate - 1},
 	} {
 		w := window{size: tc.size, refused: tc.refused}
-		w.step(time.Second, path{shortest: ms, mean: ms + tc.wait})
+		w.step(time.Second, path{shortest: ms, mean: ms + tc.wait}, tc.carried)
 		if difference := w.size - tc.want; difference < -1000 || difference > 1000 {
 			t.Errorf("%s: %d, expected %d", tc.name, w.size, tc.want)
 		}
@@ -190,10 +194,10 @@ func TestStep(t *testing.T) {
 // A path gets a window as soon as its round trip is known to be short.
 func TestFirstWindow(t *testing.T) {
 	var w window
-	if w.step(time.Second, path{shortest: longTrip + 1, mean: time.Second}); w.size != 0 || w.bound() != maxWindow {
+	if w.step(time.Second, path{shortest: longTrip + 1, mean: time.Second}, 0); w.size != 0 || w.bound() != maxWindow {
 		t.Errorf("a long path: %+v", w)
 	}
-	if w.step(2*time.Second, path{shortest: longTrip, mean: time.Second}); w.size != firstWindow || w.bound() != firstWindow {
+	if w.step(2*time.Second, path{shortest: longTrip, mean: time.Second}, 0); w.size != firstWindow || w.bound() != firstWindow {
 		t.Errorf("a short path: %+v", w)
 	}
 }

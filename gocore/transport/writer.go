@@ -47,7 +47,7 @@ func (w *writer) finish() (wake *poller) {
 		return nil
 	}
 	w.conn = nil
-	t.mu.conns.charge(c, w.wrote)
+	t.mu.conns.charge(w.now, c, w.wrote)
 	w.batch.putBack(&c.queue)
 	if c.remote {
 		t.mu.conns.link.spend(w.now, w.wrote)
