@@ -122,7 +122,7 @@ func (t *connSet) choose(now time.Duration) choice {
 			c.due = min(c.due, due)
 			continue
 		}
-		if tag := t.tag(n); c.conn == nil || u > most || u == most && tag < least {
+		if tag := n.service.finish; c.conn == nil || u > most || u == most && tag < least {
 			c.conn, most, least = n, u, tag
 		}
 	}

@@ -16,9 +16,10 @@ import (
 // peers that sum the most would not be full. So a flow that has less than an equal part waits
 // while it is ahead of a flow that does not accept more at the moment.
 const (
-	// leadBytes is how far a flow may be ahead, divided by its weight, and how much a flow that could not send may catch up.
+	// leadBytes is how far a flow may be ahead, divided by its weight.
 	leadBytes = 4 * wire.PacketBytes
-	// stallTime is how long others wait for a flow of which the kernel takes nothing: its peer may be stopped.
+	// stallTime is how long others wait for a flow of which the kernel takes nothing: its peer may be stopped. Then it
+	// loses its credit too.
 	stallTime = 50 * time.Millisecond
 )
 
@@ -65,33 +66,31 @@ func (t *connSet) weight(c *conn) float64 {
 // service is the fair queuing's state of a connection.
 type service struct {
 	busy   bool          // it had packets to send at the last look
-	finish float64       // virtual time at which its last write finished
+	finish float64       // virtual time at which its last write finished, and its next one starts
 	last   time.Duration // time of its last write, or at which it got packets to send
 }
 
-// enter notes whether c has packets to send. A flow that had none gets no credit for that time: its next write
-// starts at the current virtual time at the earliest.
+// enter notes whether c has packets to send. A flow that had none gets no credit for that time, and one that has stalled
+// neither: its next write starts at the current virtual time at the earliest.
 func (t *connSet) enter(now time.Duration, c *conn) (busy bool) {
 	busy = !c.queue.empty()
 	if busy && !c.service.busy {
-		c.service.finish, c.service.last = max(c.service.finish, t.virtualTime), now
+		c.service.last = now
+	}
+	if !c.service.busy || now-c.service.last >= stallTime {
+		c.service.finish = max(c.service.finish, t.virtualTime)
 	}
 	c.service.busy = busy
 	return busy
 }
 
-// tag is the virtual time at which the next write to c starts, by start-time fair queuing (Goyal,
-// Vin, Cheng, SIGCOMM 1996, equations 4 and 5), with a bound for a flow that could not send.
-func (t *connSet) tag(c *conn) float64 {
-	return max(c.service.finish, t.virtualTime-leadBytes)
-}
-
-// charge accounts for a write to c.
+// charge accounts for a write to c, by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM 1996,
+// equations 4 and 5). A flow that has packets keeps its tag while it cannot send, until it stalls: it catches up.
 func (t *connSet) charge(now time.Duration, c *conn, bytes int) {
 	if bytes == 0 {
 		return
 	}
-	start := t.tag(c)
+	start := c.service.finish
 	t.virtualTime = max(t.virtualTime, start)
 	c.service.finish, c.service.last = start+float64(bytes)/t.weight(c), now
 }
@@ -102,9 +101,9 @@ func (t *connSet) heldUntil(now time.Duration, c *conn) time.Duration {
 	if !c.remote || t.weight(c) >= 1 {
 		return 0
 	}
-	limit, until := t.tag(c)-leadBytes, time.Duration(0)
+	limit, until := c.service.finish-leadBytes, time.Duration(0)
 	for _, n := range t.order {
-		if n.remote && n.service.busy && !n.writable && !n.writing && t.tag(n) < limit && n.queue.urgency() >= c.queue.urgency() {
+		if n.remote && n.service.busy && !n.writable && !n.writing && n.service.finish < limit && n.queue.urgency() >= c.queue.urgency() {
 			until = max(until, n.service.last+stallTime)
 		}
 	}

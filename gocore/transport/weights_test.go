@@ -93,24 +93,25 @@ func queueOf(runs ...*run) (q queue) {
 	return q
 }
 
-// A flow that could not send catches up, by leadBytes at most.
+// A flow that could not send catches up, unless it has stalled.
 func TestBlockedFlowCatchesUp(t *testing.T) {
-	var tb connSet
-	a, b := tb.backlog(8, 1, 0), tb.backlog(10, 1, 0)
-	const size = leadBytes / 64
-	b.writable = false
-	for range 1000 {
-		tb.charge(0, tb.choose(0).conn, size)
-	}
-	b.writable = true
-	served := map[*conn]int{}
-	for range 200 {
-		c := tb.choose(0).conn
-		served[c]++
-		tb.charge(0, c, size)
-	}
-	if ahead := served[b] - served[a]; ahead < 63 || ahead > 65 {
-		t.Errorf("%d writes, the other %d", served[b], served[a])
+	for blocked, want := range map[time.Duration]int{stallTime - 1: 100, stallTime: 0} {
+		var tb connSet
+		a, b := tb.backlog(8, 1, 0), tb.backlog(10, 1, 0)
+		b.writable = false
+		for range 100 {
+			tb.charge(0, tb.choose(0).conn, 1000)
+		}
+		b.writable = true
+		served := map[*conn]int{}
+		for range 200 {
+			c := tb.choose(blocked).conn
+			served[c]++
+			tb.charge(blocked, c, 1000)
+		}
+		if ahead := served[b] - served[a]; ahead < want-2 || ahead > want+2 {
+			t.Errorf("blocked for %v: %d writes, the other %d", blocked, served[b], served[a])
+		}
 	}
 }
 
