@@ -45,6 +45,7 @@ def test_mxnets_own_kvstores_have_their_own_servers():
     vans = [run.environment.get("DMLC_PS_VAN_TYPE") for run in (by_dist_sync, by_p3, ours)]
     assert vans == ["zmq", "p3", None]
     assert by_dist_sync.environment["MXNET_KVSTORE_BIGARRAY_BOUND"] == "10000"
+    assert by_p3.environment["MXNET_KVSTORE_SLICE_THRESHOLD"] == "4096"
 
 
 # A training
