@@ -135,7 +135,7 @@ $(VENV)/demo.stamp: $(VENV)/dev.stamp
 
 # The same wheel, which is for every CPython.
 .venv-mxnet/fptps.stamp: .venv-mxnet/peers.stamp build/wheel.stamp
-	.venv-mxnet/bin/pip install -q "$$(echo build/wheel/*.whl)[mxnet]"
+	.venv-mxnet/bin/pip install -q "$$(echo build/wheel/*.whl)[mxnet,bench]"
 	.venv-mxnet/bin/pip install -q --force-reinstall --no-deps build/wheel/*.whl
 	touch $@
 

@@ -19,6 +19,7 @@ from .scenarios import FPTPS, FPTPS_TCP, SCENARIOS
 from .shaped import ALL_MODELS, RATE_GIVEN, SIZES, median
 from .summary import GOODPUT
 from .training import report as training
+from .training.mxnet import report as mxnet
 
 PAYLOAD_MB_S: Final = 1e9 / 8 * 1448 / 1514 / 1e6
 """TCP payload of a link of 1 Gbit/s in one direction, which counts as 100%."""
@@ -186,7 +187,7 @@ def page(compared: dict[str, Any], shaped: dict[str, Any], trained: dict[str, An
 
 
 def trained_parts(trained: dict[str, Any]) -> dict[str, str]:
-    """The parts of the page about trainings with PyTorch."""
+    """The parts of the page about trainings."""
     of = training.trainings(trained["samples"])
     return {
         "TRAINED_DATE": trained["date"],
@@ -194,6 +195,7 @@ def trained_parts(trained: dict[str, Any]) -> dict[str, str]:
         "TRAINED_TARGETS": table(training.target_rows(of), *training.TARGET_HEADERS),
         "TRAINED_TIMES": table(training.time_rows(of), *training.TIME_HEADERS),
         "ALONE": training.alone(trained["samples"]),
+        "TRAINED_MXNET": table(mxnet.target_rows(trained["samples"]), *mxnet.TARGET_HEADERS),
     }
 
 

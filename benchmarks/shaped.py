@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -50,6 +50,11 @@ class Run:
     """Of all nodes' links."""
     rate_given: bool = False
     """Whether FPTPS_LINK_RATE is set on each node."""
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for all processes."""
+    serve: tuple[str, ...] = ()
+    """The command of the scheduler and of the servers, if they are not fptps's."""
 
 
 def bench(*arguments: str) -> tuple[str, ...]:
@@ -124,8 +129,8 @@ def sample(run: Run) -> dict[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     with TestBed(run.workers, run.servers, run.rate, give_rates=run.rate_given) as bed:
         arguments = [bed.address(each[1:]) if each.startswith("@") else each for each in run.arguments]
-        command = [sys.executable, "-m", *arguments]
-        code = bed.run(command, out=out, err=err)
+        command = [run.python, "-m", *arguments]
+        code = bed.run(command, run.environment, out, err, serve=run.serve)
         samples = thinned(bed.record.samples)
     if code != 0:
         raise click.ClickException(f"{run.name}: exit code {code}: {err.getvalue()[-2000:]}")
@@ -134,7 +139,7 @@ def sample(run: Run) -> dict[str, Any]:
         "workers": run.workers,
         "servers": run.servers,
         "rate": run.rate,
-        "environment": {"FPTPS_LINK_RATE": run.rate} if run.rate_given else {},
+        "environment": {**run.environment, **({"FPTPS_LINK_RATE": run.rate} if run.rate_given else {})},
         "command": " ".join(["python", "-m", *arguments]).replace(f"{ROOT}/", ""),
         "figures": last_json(out.getvalue()),
         "use": {str(link): round(use_of(samples, link).mean_use, 4) for link in samples[-1].rates},

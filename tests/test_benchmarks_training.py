@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.training import names, report, runs
+from benchmarks.training import common, names, report, runs
 from warm import PYTHON
 
 ROOT = Path(__file__).parents[1]
@@ -56,22 +56,18 @@ def test_a_replayed_model_has_the_profiles_tensors_and_knows_its_weights(tmp_pat
         job.loss(net).backward()
         optimizer.step()
     job.verify(net, steps=3)
-    with pytest.raises(models.WrongWeights, match=r"^0\.tensors\.0 is"):
+    with pytest.raises(common.WrongWeights, match=r"^0\.tensors\.0 is"):
         job.verify(net, steps=2)
     with torch.no_grad():
         next(reversed(list(net.parameters())))[-1] = 0  # the last element of the last one
-    with pytest.raises(models.WrongWeights, match=r"^2\.tensors\.0 is"):
+    with pytest.raises(common.WrongWeights, match=r"^2\.tensors\.0 is"):
         job.verify(net, steps=3)
     models.same_weights([b"a", b"a"])
-    with pytest.raises(models.WrongWeights, match=r"workers \[2\]"):
+    with pytest.raises(common.WrongWeights, match=r"workers \[2\]"):
         models.same_weights([b"a", b"a", b"b"])
 
 
-@pytest.mark.demo
 def test_a_device_works_on_while_the_program_is_busy_and_idles_while_it_sleeps(monkeypatch):
-    pytest.importorskip("torch")
-    from benchmarks.training import models
-
     now, slept, ends = [100.0], [0], []
 
     def sleep_until(end):
@@ -81,8 +77,8 @@ def test_a_device_works_on_while_the_program_is_busy_and_idles_while_it_sleeps(m
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr("fptps._bench.trainer.sleep_until", sleep_until)
-    monkeypatch.setattr(models, "sleeps", lambda: slept[0])
-    device = models.Device()
+    monkeypatch.setattr(common, "sleeps", lambda: slept[0])
+    device = common.Device()
     device.compute(2.0)
     now[0] += 0.5  # the program computes
     device.compute(1.0)

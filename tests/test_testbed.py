@@ -1,5 +1,6 @@
 """benchmarks.testbed: clusters whose nodes have an address and a shaped link each, and their clean-up."""
 
+import io
 import json
 import os
 import shutil
@@ -259,6 +260,35 @@ def test_exit_code_of_the_worst():
     done = subprocess.run([*COMMAND, *program], env=environment(), capture_output=True, text=True)
     assert done.returncode == 134
     assert "fptps: worker 0 (pid" in done.stderr
+
+
+SERVE = """
+import os, socket
+with socket.socket() as server:
+    server.bind((os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])))
+    server.listen()
+    print(os.environ["DMLC_ROLE"], "serves", flush=True)
+    while True:
+        server.accept()[0].close()
+"""
+CALL = """
+import os, socket, time
+while True:
+    try:
+        socket.create_connection((os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))).close()
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+"""
+
+
+@needs_network
+def test_a_scheduler_of_another_system():
+    """It is at its node, where alone its address can be bound; it ends with the last worker."""
+    out, err = io.StringIO(), io.StringIO()
+    with testbed.TestBed(workers=2, servers=0) as bed:
+        code = bed.run([sys.executable, "-c", CALL], out=out, err=err, serve=[sys.executable, "-c", SERVE])
+    assert (code, out.getvalue(), err.getvalue()) == (0, "[scheduler] scheduler serves\n", "")
 
 
 @needs_network

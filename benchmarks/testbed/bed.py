@@ -104,11 +104,13 @@ class TestBed:
         out: IO[str] | None = None,
         err: IO[str] | None = None,
         begin: Callable[[Supervisor], object] | None = None,
+        serve: Sequence[str] = (),
     ) -> int:
         """Runs a cluster with a program for each worker; returns the exit code of `fptps run`.
 
         environment: variables for all processes, besides those of this one; out, err: where their lines go; begin:
-        gets what runs the processes before it does, for whoever is to call its stop().
+        gets what runs the processes before it does, for whoever is to call its stop(); serve: another system's program
+        for the scheduler and the servers, which finds its role in DMLC_ROLE.
         """
         network = self._open
         rates, passed = dict(network.rates), network.passed()
@@ -120,7 +122,7 @@ class TestBed:
                     self._director = director
                     self.record.events, self.record.spans = director.events, director.spans
                     base = {**os.environ, **(environment or {}), TIMELINE: network.echo.input_path}
-                    code = self._supervise(list(program), base, out, err, begin)
+                    code = self._supervise(list(program), list(serve), base, out, err, begin)
                 self.record.missed = director.missed()
         finally:
             self._director = None
@@ -181,12 +183,15 @@ class TestBed:
     def _supervise(
         self,
         program: list[str],
+        serve: list[str],
         environment: Mapping[str, str],
         out: IO[str] | None,
         err: IO[str] | None,
         begin: Callable[[Supervisor], object] | None,
     ) -> int:
         commands = cluster_commands(self._workers, self._servers, PORT, lambda rank: program, environment)
+        if serve:
+            commands = [each if each.role == "worker" else each._replace(arguments=serve) for each in commands]
         supervisor = Supervisor([self._at_its_node(command) for command in commands], out=out, err=err)
         if begin is not None:
             begin(supervisor)

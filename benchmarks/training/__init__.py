@@ -1,1 +1,1 @@
-"""Trainings with PyTorch on shaped links: fptps.torch beside DDP over Gloo. See benchmarks/README.md."""
+"""Trainings on shaped links: fptps.torch beside DDP over Gloo, fptps.mxnet beside MXNet. See benchmarks/README.md."""

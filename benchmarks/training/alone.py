@@ -17,10 +17,11 @@ import torch
 
 import fptps.torch
 
+from .common import milliseconds
 from .models import Pictures
 from .names import CNN, FORWARD, PLAIN
 from .systems import Training, distributed, sgd
-from .worker import iterate, milliseconds
+from .worker import iterate
 
 ITERATIONS: Final = 200
 

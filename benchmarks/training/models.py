@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -13,19 +12,15 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from fptps._bench.bound import iteration_s
 from fptps._bench.profile import Layer, load
-from fptps._bench.trainer import Accelerator
 
 from ..osp.models import build
+from .common import PROFILES, Device, WrongWeights
 from .names import CNN
 
 BATCH: Final = 8
 """Pictures of a worker in an iteration of the CNN."""
 SIDE: Final = 28
 """Pixels of a side of the CNN's pictures."""
-
-
-class WrongWeights(Exception):
-    """A training has other weights than it must have."""
 
 
 class Job(Protocol):
@@ -42,27 +37,6 @@ class Job(Protocol):
 
     def verify(self, net: nn.Module, steps: int) -> None:
         """Raises WrongWeights unless the weights can be those after so many steps of SGD with a learning rate of 1."""
-
-
-class Device(Accelerator):
-    """A GPU whose work is sleep. Launching is free: the time of the program between two steps does not count, unless
-    the program has slept in it, as it does when it waits for a sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sleeps = sleeps()
-
-    def compute(self, seconds: float) -> None:
-        """Works for the given time."""
-        if sleeps() != self._sleeps:
-            self.idle()
-        super().compute(seconds)
-        self._sleeps = sleeps()
-
-
-def sleeps() -> int:
-    """How often this thread has slept."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class Step(torch.autograd.Function):
@@ -156,9 +130,9 @@ class Pictures:
             raise WrongWeights(f"not all weights are finite after {steps} steps")
 
 
-def job(name: str, profiles: Path, scale: float, rank: int, workers: int) -> Job:
+def job(name: str, scale: float, rank: int, workers: int) -> Job:
     """The job of a name: CNN, or a profile."""
-    return Pictures(rank, workers) if name == CNN else Replay(profiles / f"{name}.json", scale, rank, workers)
+    return Pictures(rank, workers) if name == CNN else Replay(PROFILES / f"{name}.json", scale, rank, workers)
 
 
 def same_weights(weights: Sequence[bytes]) -> None:

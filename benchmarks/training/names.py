@@ -21,3 +21,10 @@ PLAIN: Final = "plain PyTorch"
 LIBRARY: Final = (GLOO, HOOK, NONE, FORWARD)
 AS_BACKEND: Final = (GLOO, BACKEND)
 """The systems that share their processes. fptps's backend joins the cluster itself, and has processes of its own."""
+
+DIST_SYNC: Final = "dist_sync"
+P3: Final = "dist_sync, P3"
+"""Its mode that slices tensors and sends them by priority."""
+MXNET: Final = "fptps.mxnet"
+KVSTORES: Final = (DIST_SYNC, P3, MXNET)
+"""MXNet's. Each has processes of its own."""

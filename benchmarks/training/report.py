@@ -47,10 +47,10 @@ def median_of(rows: Sequence[dict[str, Any]]) -> Trained:
 
 
 def clusters(of: Trainings) -> Iterator[tuple[str, str, dict[str, Trained]]]:
-    """The systems of each cluster and model, without the runs of one process alone."""
+    """The systems of each cluster and model, without MXNet's and without the runs of one process alone."""
     for cluster, model in dict.fromkeys((cluster, model) for cluster, model, _ in of):
         systems = {system: each for (*key, system), each in of.items() if key == [cluster, model]}
-        if PLAIN not in systems:
+        if GLOO in systems:
             yield cluster, model, systems
 
 

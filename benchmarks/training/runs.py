@@ -1,7 +1,6 @@
-"""The runs of the training benchmark, as data.
+"""The runs of the training benchmark with PyTorch, as data. mxnet/runs.py has those with MXNet.
 
 A run is of one program. It prints a row for each training: model, system, iteration_ms, bound_ms, cpu_ms, idle_share.
-Systems of another framework are another program that prints such rows, with its own row of what they are compared with.
 """
 
 from __future__ import annotations

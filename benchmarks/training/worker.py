@@ -14,7 +14,6 @@ import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -22,19 +21,15 @@ import torch.distributed as dist
 from torch import nn
 
 import fptps.torch
-from fptps._bench.bound import model_rate, payload_rate
 from fptps._bench.processes import Usage
-from fptps._bench.units import parse_rate
 
+from .common import WARM_UP, best_rate, idle_share, milliseconds, parser, processor_s
 from .models import Job, job, same_weights
-from .names import BACKEND, MODELS
+from .names import BACKEND
 from .systems import Training, start
 
-WARM_UP: Final = 2
-"""Iterations before the measured ones: fptps records the order of the layers, DDP makes its buckets."""
 PORT: Final = "29500"
 """On the test bed, whose nodes have addresses of their own. `fptps run` chooses a port of this machine."""
-PROFILES: Final = Path(__file__).parents[1] / "profiles"
 
 
 def main() -> None:
@@ -48,10 +43,10 @@ def main() -> None:
     gloo = join(options.master, options.systems, rank, workers)
     figures = []
     for name, scale in options.models:
-        chosen = job(name, PROFILES, scale, rank, workers)
+        chosen = job(name, scale, rank, workers)
         bound = None
         if options.link:
-            bound = chosen.bound_s(model_rate(workers, servers, payload_rate(parse_rate(options.link))))
+            bound = chosen.bound_s(best_rate(workers, servers, options.link))
         for system in options.systems:
             found = measure(chosen, system, gloo, scale, options.iterations)
             figures.append({"model": name, "system": system, "bound_ms": milliseconds(bound), **found})
@@ -63,30 +58,11 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description="one worker of the training benchmark")
-    parser.add_argument("--master", required=True, help="address of worker 0")
-    parser.add_argument("--interface", required=True, help="network interface for Gloo")
-    parser.add_argument("--link", help="rate of every node's link, for the bound")
-    parser.add_argument("--iterations", type=int, default=3, help="iterations to measure")
-    parser.add_argument("--system", dest="systems", action="append", required=True)
-    parser.add_argument(
-        "--model",
-        dest="models",
-        action="append",
-        required=True,
-        type=model_and_scale,
-        metavar="MODEL=SCALE",
-        help="with a factor on the sizes of its tensors",
-    )
-    return parser.parse_args()
-
-
-def model_and_scale(text: str) -> tuple[str, float]:
-    """Parses "resnet50=0.05"."""
-    name, _, scale = text.partition("=")
-    if name not in MODELS:
-        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(MODELS)}")
-    return name, float(scale)
+    made = parser("one worker of the training benchmark")
+    made.add_argument("--master", required=True, help="address of worker 0")
+    made.add_argument("--interface", required=True, help="network interface for Gloo")
+    made.add_argument("--system", dest="systems", action="append", required=True)
+    return made.parse_args()
 
 
 def join(master: str, systems: list[str], rank: int, workers: int) -> dist.ProcessGroup:
@@ -129,8 +105,7 @@ def train(chosen: Job, training: Training, iterations: int) -> tuple[list[float]
         begin = time.perf_counter()
         loss = iterate(chosen, training, loss)
         taken.append(time.perf_counter() - begin)
-    idle, total = (now - then for now, then in zip(processor_s(), before))
-    return taken, idle / total if total else 0.0
+    return taken, idle_share(before)
 
 
 def iterate(chosen: Job, training: Training, loss: torch.Tensor) -> torch.Tensor:
@@ -141,23 +116,12 @@ def iterate(chosen: Job, training: Training, loss: torch.Tensor) -> torch.Tensor
     return chosen.loss(training.model)
 
 
-def processor_s() -> tuple[float, float]:
-    """The processors' idle time, and their time in all, since the machine was started."""
-    times = [float(part) for part in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-    return times[3] + times[4], sum(times)
-
-
 def digest(net: nn.Module) -> bytes:
     """A hash of the weights."""
     made = hashlib.sha256()
     for parameter in net.parameters():
         made.update(parameter.detach().numpy().tobytes())
     return made.digest()
-
-
-def milliseconds(seconds: float | None) -> float | None:
-    """For the figures."""
-    return None if seconds is None else round(seconds * 1e3, 3)
 
 
 if __name__ == "__main__":

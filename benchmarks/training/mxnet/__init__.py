@@ -1,0 +1,1 @@
+"""Trainings with MXNet on shaped links: fptps.mxnet beside MXNet's own kvstore. See benchmarks/README.md."""
