@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP_VERSION := 25.3
 FUZZTIME ?= 10s
 # How often test-long repeats the cluster tests, with more of them at a time than is good for them.
-LOOPS ?= 10
+LOOPS ?= 3
 # Python's tests wait for processes most of the time: one more of them at a time than there are cores.
 TEST_JOBS ?= $(shell expr $$(nproc) + 1)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -151,5 +151,6 @@ def test_workers_train_by_each_kvstore(system, monkeypatch):
     rows = shaped.sample(runs.run_of(setting, system))["figures"]["trainings"]
     assert [(row["model"], row["system"]) for row in rows] == [("resnet50", system), ("vgg16", system)]
     for row in rows:
-        assert row["iteration_ms"] > 87 < row["bound_ms"]  # the profiles' compute time
+        assert row["bound_ms"] > 87  # the profile's compute time
+        assert row["iteration_ms"] > 60  # an iteration after a late one catches up
         assert row["cpu_ms"] > 0

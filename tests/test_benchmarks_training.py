@@ -108,7 +108,8 @@ def test_workers_train_by_each_system(systems, monkeypatch):
     assert [row["system"] for row in rows] == list(systems)
     for row in rows:
         assert row["model"] == "resnet50"
-        assert row["iteration_ms"] > 87 < row["bound_ms"]  # the profile's compute time
+        assert row["bound_ms"] > 87  # the profile's compute time
+        assert row["iteration_ms"] > 60  # an iteration after a late one catches up
         assert row["cpu_ms"] > 0
 
 

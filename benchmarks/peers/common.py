@@ -84,7 +84,6 @@ def parser(description: str) -> argparse.ArgumentParser:
 def add_worker_options(made: argparse.ArgumentParser) -> None:
     """The hidden options that a runner passes to its workers' processes."""
     made.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    made.add_argument("--port", type=int, help=argparse.SUPPRESS)
     made.add_argument("--folder", help=argparse.SUPPRESS)
 
 

@@ -25,7 +25,7 @@ from .common import (
     write_part,
 )
 from .loop import measure
-from .processes import HOST, free_port, processes
+from .processes import processes
 
 
 class GlooWorker:
@@ -63,13 +63,13 @@ class GlooWorker:
         return float(number)
 
 
-def work(options: Options, rank: int, folder: str, port: int) -> None:
-    """A worker's process."""
+def work(options: Options, rank: int, folder: str) -> None:
+    """A worker's process. The workers meet by a file: a port that is free now may be taken when they have started."""
     import torch.distributed
 
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://{HOST}:{port}",
+        init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=options.workers,
         timeout=datetime.timedelta(seconds=options.patience_s),
@@ -84,12 +84,11 @@ def run(options: Options) -> Result:
         raise PeerError("gloo needs --workers 2 or more: a single worker sends nothing.")
     if importlib.util.find_spec("torch") is None:
         raise PeerError("gloo comes with PyTorch, which is not installed: pip install torch, or make setup.")
-    port = free_port()
     with processes() as started:
         names = [f"worker {rank}" for rank in range(options.workers)]
         for rank, name in enumerate(names):
             command = [sys.executable, "-m", __spec__.name, *options.arguments()]
-            command += ["--rank", str(rank), "--folder", str(started.folder), "--port", str(port)]
+            command += ["--rank", str(rank), "--folder", str(started.folder)]
             # This host's name may resolve to an address outside loopback.
             started.start(name, command, {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")})
         started.wait(names, options.patience_s)
@@ -104,7 +103,7 @@ def main() -> None:
     if parsed.rank is None:
         report(lambda: run(options_of(parsed)))
     else:
-        work(options_of(parsed), parsed.rank, parsed.folder, parsed.port)
+        work(options_of(parsed), parsed.rank, parsed.folder)
 
 
 if __name__ == "__main__":
