@@ -70,8 +70,8 @@ type service struct {
 	last   time.Duration // time of its last write, or at which it got packets to send
 }
 
-// enter notes whether c has packets to send. A flow that had none gets no credit for that time, and one that has stalled
-// neither: its next write starts at the current virtual time at the earliest.
+// enter notes whether c has packets to send. A flow without packets, or one that has stalled, gets no credit
+// for that time: its next write starts at the current virtual time at the earliest.
 func (t *connSet) enter(now time.Duration, c *conn) (busy bool) {
 	busy = !c.queue.empty()
 	if busy && !c.service.busy {
@@ -85,7 +85,7 @@ func (t *connSet) enter(now time.Duration, c *conn) (busy bool) {
 }
 
 // charge accounts for a write to c, by start-time fair queuing (Goyal, Vin, Cheng, SIGCOMM 1996,
-// equations 4 and 5). A flow that has packets keeps its tag while it cannot send, until it stalls: it catches up.
+// equations 4 and 5). A flow that cannot send for less than stallTime keeps its credit and catches up.
 func (t *connSet) charge(now time.Duration, c *conn, bytes int) {
 	if bytes == 0 {
 		return
