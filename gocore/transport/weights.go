@@ -70,8 +70,8 @@ type service struct {
 	last   time.Duration // time of its last write, or at which it got packets to send
 }
 
-// enter notes whether c has packets to send. A flow without packets, or one that has stalled, gets no credit
-// for that time: its next write starts at the current virtual time at the earliest.
+// enter notes whether c has packets to send. After a time without packets, or a stall, the next write of a flow starts
+// at the current virtual time at the earliest. So the flow gets no credit for that time.
 func (t *connSet) enter(now time.Duration, c *conn) (busy bool) {
 	busy = !c.queue.empty()
 	if busy && !c.service.busy {
