@@ -21,10 +21,12 @@ const (
 	// had waited: there was no queue meanwhile.
 	pauseTime    = 40 * time.Millisecond
 	pausePackets = 4 * wire.PacketBytes
-	// It is known if the last measurements, fewest at least and of agreeTime together, differ by no more than alike.
-	fewest    = 3
-	agreeTime = 5 * capacityTime
-	alike     = 0.94
+	// It is known if fewest of the last measurements, of which there are most, differ by no more than alike.
+	fewest = 3
+	most   = 8
+	alike  = 0.95
+	// If the latest agree on less than fallenGain of it, those before them do not count.
+	fallenGain = 0.8
 	// A link has carried what it has in each of a few spans of carryTime: it may send some 100 KB at once after a pause,
 	// and a process that stood still reads what has come meanwhile at once. It is remembered for carryFor to twice that.
 	carryTime = 100 * time.Millisecond
@@ -33,20 +35,17 @@ const (
 	risenGain = 1.25
 	// While a link sends less than idleGain of what it has sent lately, something else is the limit.
 	idleGain = 0.7
+	// A sender that passes ownGain of what it allows itself may itself be the limit. Measurements vary by less than the rest; to take
+	// those alone that are a little lower would let the capacity fall and fall.
+	ownGain = 0.9
 )
-
-// measurement is what has passed a queue, in bytes per second.
-type measurement struct {
-	rate  float64
-	taken time.Duration
-}
 
 // capacity estimates what a link carries in one direction. It is pure: the times are arguments. While a queue stands
 // before the link, what passes is its capacity. Without a queue something else is the limit, and nothing is learned but
 // that the link carries at least that much.
 type capacity struct {
-	last  []measurement // the latest last
-	known float64       // that some of them have agreed on; 0: none
+	last  []float64 // the last measurements, in bytes per second; the latest last
+	known float64   // that some of them have agreed on; 0: none
 
 	measuring bool
 	seen      time.Duration // the last observation
@@ -57,12 +56,13 @@ type capacity struct {
 	span     time.Duration // begin of the present carryTime
 	spanMark uint64
 	spans    [3]float64 // what has passed in the last ones; the latest first
-	most     [2]float64 // the most that it has carried: in the present carryFor, and in the last
-	mostFrom time.Duration
+	peak     [2]float64 // the most that it has carried: in the present carryFor, and in the last
+	peakFrom time.Duration
 }
 
-// observe takes the bytes that have passed until now, and how long packets wait before this link. It is called when something passes.
-func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration) {
+// observe takes the bytes that have passed until now, and how long packets wait before this link. own is what the sender
+// allows itself, in bytes per second; 0: anything. It is called when something passes, and reports whether that was a measurement.
+func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration, own float64) (measured bool) {
 	c.carry(now, passed)
 	paused := now-c.seen > max(pauseTime, c.wait, time.Duration(pausePackets/max(c.carried(), 1)*float64(time.Second)))
 	c.seen, c.wait = now, wait
@@ -72,31 +72,54 @@ func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration)
 	case !c.measuring || paused:
 		c.measuring, c.begun, c.mark = true, now, passed
 	case now-c.begun >= capacityTime && passed-c.mark >= capacityBytes:
-		c.measured(measurement{float64(passed-c.mark) / (now - c.begun).Seconds(), now - c.begun})
+		rate := float64(passed-c.mark) / (now - c.begun).Seconds()
 		c.begun, c.mark = now, passed
+		if own == 0 || rate < ownGain*own {
+			c.measured(rate)
+			return true
+		}
+	}
+	return false
+}
+
+// measured takes a measurement. The capacity is what most of the last ones agree on, and of two such values the higher one: where
+// something else was the limit for a moment measurements differ, and most are too low.
+func (c *capacity) measured(rate float64) {
+	c.last = append(c.last, rate)
+	c.last = c.last[max(0, len(c.last)-most):]
+	if latest := c.last[max(0, len(c.last)-fewest):]; len(latest) == fewest {
+		if rate, n := mode(latest); n == fewest && rate < fallenGain*c.known {
+			c.last = latest // the link has become slower
+		}
+	}
+	if rate, n := mode(c.last); n >= fewest {
+		c.known = rate
 	}
 }
 
-// measured takes a measurement.
-func (c *capacity) measured(m measurement) {
-	c.last = append(c.last, m)
-	least, most, together := m.rate, m.rate, time.Duration(0)
-	for i := len(c.last) - 1; i >= 0; i-- {
-		least, most, together = min(least, c.last[i].rate), max(most, c.last[i].rate), together+c.last[i].taken
-		if len(c.last)-i >= fewest && together >= agreeTime {
-			c.last = c.last[i:]
-			if least >= alike*most {
-				c.known = most
+// mode returns the mean of the most measurements that are alike, and their number.
+func mode(list []float64) (rate float64, n int) {
+	for _, top := range list {
+		sum, count := 0.0, 0
+		for _, r := range list {
+			if r <= top && r >= alike*top {
+				sum, count = sum+r, count+1
 			}
-			return
+		}
+		if count > n || count == n && sum > rate*float64(n) {
+			rate, n = sum/float64(count), count
 		}
 	}
+	return rate, n
 }
+
+// raise takes a higher capacity, until new measurements agree.
+func (c *capacity) raise(gain float64) { c.known, c.last = c.known*gain, nil }
 
 // carry records what passes, whatever the limit is.
 func (c *capacity) carry(now time.Duration, passed uint64) {
-	if now-c.mostFrom >= carryFor {
-		c.most, c.mostFrom = [2]float64{0, c.most[0]}, now
+	if now-c.peakFrom >= carryFor {
+		c.peak, c.peakFrom = [2]float64{0, c.peak[0]}, now
 	}
 	if now-c.span < carryTime {
 		return
@@ -105,14 +128,14 @@ func (c *capacity) carry(now time.Duration, passed uint64) {
 	c.spans[0] = float64(passed-c.spanMark) / (now - c.span).Seconds()
 	c.span, c.spanMark = now, passed
 	least := slices.Min(c.spans[:])
-	c.most[0] = max(c.most[0], least)
+	c.peak[0] = max(c.peak[0], least)
 	if c.known > 0 && least > risenGain*c.known {
 		c.known, c.last = 0, nil
 	}
 }
 
 // carried is the most that has passed lately, in bytes per second.
-func (c *capacity) carried() float64 { return max(c.most[0], c.most[1]) }
+func (c *capacity) carried() float64 { return max(c.peak[0], c.peak[1]) }
 
 // limits reports whether this link may be the limit. If something else is, less passes than lately.
 func (c *capacity) limits() bool { return c.spans[0] >= idleGain*max(c.known, c.carried()) }
@@ -130,6 +153,6 @@ func (t *Transport) Capacity() Capacity {
 func (t *Transport) laneCapacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	up, down := &t.mu.conns.up, &t.mu.down
+	up, down := &t.mu.conns.uplink.capacity, &t.mu.down
 	return Capacity{up.known, down.known, up.carried(), down.carried()}
 }

@@ -25,7 +25,7 @@ func (l *link) play(d time.Duration, demand, rate float64) {
 		n := min(l.queued, l.tokens)
 		l.queued, l.tokens, l.passed = l.queued-n, l.tokens-n, l.passed+n
 		l.queued = min(l.queued, rate*0.01) // a window of 10 ms
-		l.observe(l.now, uint64(l.passed), time.Duration(l.queued/rate*float64(time.Second)))
+		l.observe(l.now, uint64(l.passed), time.Duration(l.queued/rate*float64(time.Second)), 0)
 	}
 }
 
@@ -70,7 +70,7 @@ func TestCapacityLeavesOutPauses(t *testing.T) {
 				l.queued -= n
 				l.passed += n
 				l.now += time.Duration(n / rate * float64(time.Second))
-				l.observe(l.now, uint64(l.passed), time.Millisecond)
+				l.observe(l.now, uint64(l.passed), time.Millisecond, 0)
 			}
 			l.now += 700 * time.Millisecond
 		}
@@ -100,13 +100,48 @@ func TestCapacityIsForgottenAfterARise(t *testing.T) {
 	}
 }
 
-// Measurements that differ, as where the processor is the limit, teach nothing.
+// Measurements that differ, as where the processor is the limit, teach nothing. Most of those that are wrong are too low.
 func TestCapacityNeedsAgreement(t *testing.T) {
-	l := &link{}
-	for i := range 40 {
-		l.measured(measurement{50e6 * (1 + 0.07*float64(i%2)), capacityTime})
+	for _, tc := range []struct {
+		name  string
+		rates []float64
+		want  float64
+	}{
+		{"two", []float64{100, 100}, 0},
+		{"three", []float64{100, 99, 98}, 99},
+		{"three that differ", []float64{100, 99, 94}, 0},
+		{"by turns", []float64{100, 93, 86, 100, 93, 86}, 0},
+		{"a burst first", []float64{150, 100, 99, 101}, 100},
+		{"two groups of equal size: the higher one", []float64{80, 100, 81, 99, 82, 101}, 100},
+		{"two groups: the larger one", []float64{100, 120, 121, 119, 99, 101, 100}, 100},
+		{"wrong ones later", []float64{100, 99, 101, 70, 90, 60}, 100},
+		{"many wrong ones later", []float64{100, 100, 100, 70, 90, 60, 50, 40, 30, 20}, 100},
+		{"a fall", []float64{100, 100, 100, 100, 100, 100, 100, 100, 50, 51, 49}, 50},
+		{"a small fall", []float64{100, 100, 100, 100, 90, 90, 90}, 100},
+		{"it lasts", []float64{100, 100, 100, 100, 90, 90, 90, 90, 90}, 90},
+	} {
+		c := &capacity{}
+		for _, rate := range tc.rates {
+			c.measured(rate)
+		}
+		if math.Abs(c.known-tc.want) > 0.5 {
+			t.Errorf("%s: %v, expected %v", tc.name, c.known, tc.want)
+		}
 	}
-	l.want(t, "by turns", 0, 0)
+}
+
+// What a sender allows itself is not what its link carries.
+func TestCapacityIsNotWhatTheSenderAllowsItself(t *testing.T) {
+	for _, tc := range []struct{ passes, own, want float64 }{{50e6, 0, 50e6}, {50e6, 50e6, 0}, {46e6, 50e6, 0}, {40e6, 50e6, 40e6}} {
+		c, passed := &capacity{}, 0.0
+		for now := time.Duration(0); now < time.Second; now += ms {
+			passed += tc.passes * ms.Seconds()
+			c.observe(now, uint64(passed), ms, tc.own)
+		}
+		if math.Abs(c.known-tc.want) > 0.03*tc.want {
+			t.Errorf("%+v: %.3g B/s are known", tc, c.known)
+		}
+	}
 }
 
 // What was carried is forgotten after a while.

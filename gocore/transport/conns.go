@@ -41,13 +41,11 @@ type conn struct {
 // connSet holds the established connections.
 type connSet struct {
 	byPeer      map[uint32]*conn
-	order       []*conn // by peer
-	lastServed  uint32  // peer of the last write; at first this node's own id
-	link        pace    // of all traffic that leaves this host
-	bound       float64 // what its rate is at most, bytes per second; 0: not known
-	uplink      uplink  // learns its rate
-	up          capacity
-	acked       uint64             // bytes that all peers have acknowledged
+	order       []*conn            // by peer
+	lastServed  uint32             // peer of the last write; at first this node's own id
+	link        pace               // of all traffic that leaves this host
+	bound       float64            // what its rate is at most, bytes per second; 0: not known
+	uplink      uplink             // learns its rate
 	weights     map[uint32]float64 // by peer; see Weigh
 	virtualTime float64            // start tag of the last write
 
@@ -139,26 +137,11 @@ func (t *connSet) choose(now time.Duration) choice {
 // learn adapts the window of a connection, and the pace of all, to the path, after a write. left reports whether
 // the connection has more packets.
 func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
-	c.window.step(now, p, t.up.carried())
-	t.acked += p.acked - c.flow.acked
-	c.flow.acked, c.flow.wait, c.flow.way = p.acked, p.queued(), p.queued()+p.there
-	t.uplink.observe(now, &c.flow, left)
-	wait := t.uplink.wait()
-	if len(t.uplink.active) == 1 && !t.up.limits() {
-		wait = 0
-	}
-	t.up.observe(now, t.acked, wait)
+	c.window.step(now, p, t.uplink.carried())
+	t.uplink.observe(now, &c.flow, p.acked, p.queued(), p.queued()+p.there, left)
 	if t.link.rate = t.uplink.limit(); t.link.rate == 0 || t.bound > 0 && t.bound < t.link.rate {
 		t.link.rate = t.bound
 	}
-}
-
-// ownWait is the time that packets wait before the link of this host, at most.
-func (t *connSet) ownWait() time.Duration {
-	if !t.up.limits() {
-		return 0
-	}
-	return t.uplink.shortest()
 }
 
 // due is the time at which the pace of the link allows a write to n.

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +28,11 @@ const (
 	queueUnit   = 10 * time.Microsecond // of wire.Header.Queue
 	// longestWait bounds what a report says: a peer may send anything.
 	longestWait = time.Second
-	// waitGain is the weight of one packet in the mean, as of TCP's round trips.
+	// recentPackets are those whose shortest wait counts where several hosts send. In a burst, such as of the sums for all
+	// workers, each packet but the first waits for the others; only a queue that stands delays all of them (CoDel: Nichols and
+	// Jacobson, ACM Queue 2012).
+	recentPackets = 16
+	// waitGain is the weight of one packet in the mean, which counts where one host sends, as of TCP's round trips.
 	waitGain = 8
 )
 
@@ -38,15 +43,17 @@ type lag struct {
 	offset uint32   // the first packet's arrival, by this clock, less its start, by the peer's; in us, modulo 2^32
 	least  [2]int32 // the shortest way less the first, in us: of the present interval, and of the last
 	began  time.Duration
-	mean   int32 // us
+	recent [recentPackets]int32 // waits of the last packets, in us
+	next   int                  // in recent
+	mean   int32                // us
 }
 
-// arrived returns how long packets have recently waited.
-func (l *lag) arrived(now time.Duration, sent uint32) time.Duration {
+// arrived returns how long packets have recently waited at least, and in the mean.
+func (l *lag) arrived(now time.Duration, sent uint32) (least, mean time.Duration) {
 	way := clock(now) - sent - l.offset
 	if !l.known {
 		*l = lag{known: true, offset: way, began: now}
-		return 0
+		return 0, 0
 	}
 	if now-l.began >= leastTime {
 		l.least, l.began = [2]int32{int32(way), l.least[0]}, now
@@ -54,8 +61,10 @@ func (l *lag) arrived(now time.Duration, sent uint32) time.Duration {
 	l.least[0] = min(l.least[0], int32(way))
 	wait := int32(way) - min(l.least[0], l.least[1])
 	wait = min(max(0, wait), int32(longestWait/time.Microsecond)) // below 0 only by an overflow, with a peer's nonsense
+	l.recent[l.next] = wait
+	l.next = (l.next + 1) % recentPackets
 	l.mean += (wait - l.mean) / waitGain
-	return time.Duration(l.mean) * time.Microsecond
+	return time.Duration(slices.Min(l.recent[:])) * time.Microsecond, time.Duration(l.mean) * time.Microsecond
 }
 
 // report is a wait that one thread writes and others read: the us plus 1 in the lower half, the time in the upper.
@@ -101,7 +110,11 @@ func (s stamps) put(h *wire.Header) {
 
 // observe takes the fields of a header that has just arrived from another host.
 func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
-	c.waits.set(now, c.lag.arrived(now, h.Sent))
+	wait, mean := c.lag.arrived(now, h.Sent)
+	if r.senders == 1 {
+		wait = mean
+	}
+	c.waits.set(now, wait)
 	if h.Waited != 0 {
 		c.waited.set(now, time.Duration(h.Waited-1)*time.Microsecond)
 	}
@@ -113,16 +126,16 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 		queue, own := r.queue(now)
 		r.t.queue.set(now, queue)
 		r.t.mu.Lock()
-		r.t.mu.down.observe(now, r.linked, own)
+		r.t.mu.down.observe(now, r.linked, own, 0)
 		r.t.mu.Unlock()
 	}
 }
 
 // queue is the time that packets wait before the link of this host: the shortest wait among
-// all hosts that send at present. With a single sender it is 0, because the queue may be before that sender's link. own
-// leaves out what each of them says its packets wait at least, wherever they go.
+// all hosts that send at present. own leaves out what each of them says its packets wait at least, wherever they go. With a single
+// sender both are 0, because the queue may be before that sender's link.
 func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
-	senders := 0
+	r.senders = 0
 	queue, own = math.MaxUint16*queueUnit, longestWait
 	for _, c := range r.conns {
 		wait, ok := c.waits.get(now, sendingTime)
@@ -130,13 +143,10 @@ func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
 			continue
 		}
 		uplink, _ := c.uplink.get(now, freshTime)
-		senders, queue, own = senders+1, min(queue, wait), min(own, wait-uplink)
+		r.senders, queue, own = r.senders+1, min(queue, wait), min(own, wait-uplink)
 	}
-	if senders < 2 {
-		queue = 0
-	}
-	if senders == 0 {
-		own = 0
+	if r.senders < 2 {
+		return 0, 0
 	}
 	return queue, own
 }

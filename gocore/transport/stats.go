@@ -45,5 +45,5 @@ func (t *Transport) Stats() Stats {
 func (t *Transport) learnedRate() float64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.conns.uplink.learned()
+	return t.mu.conns.uplink.known
 }

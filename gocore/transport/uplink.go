@@ -9,35 +9,32 @@ import (
 )
 
 // A node learns what its own link sends: where packets to all its peers have waited
-// for a while, the link was never idle, and the bytes that were acknowledged meanwhile are its rate.
+// for a while, the link was never idle, and the bytes that were acknowledged meanwhile are its rate (capacity.go).
 //
 // Windows keep the queue before a link short, but not empty: an urgent packet waits there for 2 ms
-// and more. A node with a single peer that knows its link's rate stays a little below, so that there is no
-// queue at all, and now and then tries whether the link sends more. With several peers nothing is limited: nodes that sum for
-// each other wait for each other's packets, and the queue keeps their links busy meanwhile. (With a
-// limit, four workers and a server take 10% longer.)
+// and more. And they do not treat all flows alike: a sum waits for the worker that is behind. So a node that knows its
+// link's rate stays a little below. Then there is no queue, windows are hardly ever full, and the order of the heaps
+// and the weights (weights.go) alone decide. Now and then the node tries whether the link sends more.
 const (
 	// A queue of standTime is never empty between two writes.
 	standTime = 500 * time.Microsecond
-	// measureTime, measureBytes and, for each connection, measureEach are the least of a measurement.
-	measureTime  = 30 * time.Millisecond
-	measureBytes = 64 * wire.PacketBytes
-	measureEach  = 16 * wire.PacketBytes
-	// cruiseTime is the time until it tries whether the link carries more, and tryTime how long
-	// it waits for a queue then. Only time with packets to send counts.
+	// cruiseTime is the time until it tries whether the link carries more. It waits for a queue for tryTime and tryBytes
+	// then. Only time with packets to send counts.
 	cruiseTime = time.Second
-	tryTime    = 50 * time.Millisecond
-	// The parts of the learned rate: to have no queue, to empty one, and to try.
-	cruiseGain = 0.98
+	tryTime    = 150 * time.Millisecond
+	tryBytes   = 16 * burstBytes
+	// burstBytes may pass a link at once after a pause, or be on their way when the node begins to try.
+	burstBytes = 16 * wire.PacketBytes
+	// The parts of the learned rate: to have no queue before a single peer, and before several, whose packets wait
+	// for each other's elsewhere too; to empty a queue, and to try.
+	singleGain = 0.98
+	cruiseGain = 0.99
 	drainGain  = 0.9
 	tryGain    = 1.1
-	// Without a queue in tryTime the rate grows by raiseGain.
-	raiseGain = 1.25
-	// A rate is learned if the last measurements, kept in number, differ by no more.
-	kept      = 3
-	agreement = 0.96
-	// If the limit itself, or nearly as much, was measured, the link is not what limits.
-	limitedGain = 0.97
+	// If triedGain times the rate has passed without a queue, not counting a burst, the rate grows by raiseGain. That may be too much:
+	// then windows limit until new measurements agree.
+	triedGain = 1.03
+	raiseGain = 2
 	// recentTime is how long a connection counts as active after a write that left packets.
 	recentTime = 50 * time.Millisecond
 )
@@ -48,77 +45,90 @@ type flow struct {
 	acked uint64        // bytes acknowledged then
 	wait  time.Duration // of recent packets, in this direction, less what packets of all hosts wait before the peer's link
 	way   time.Duration // the whole wait
-
-	measurement int // that the mark belongs to
-	markAt      time.Duration
-	markAcked   uint64
 }
 
 // uplink is pure: the times are arguments.
 type uplink struct {
-	active  []*flow
-	rates   []float64     // the last measurements, bytes per second
-	rate    float64       // learned, or higher while it tries; 0: not known
-	trying  bool          // whether the link carries more
-	drained time.Duration // when the queue of the last measurement is gone
-	last    time.Duration // of all observations
-	elapsed time.Duration // since it began to cruise or to try, while there were packets to send
+	capacity        // of the link, to send
+	acked    uint64 // bytes that all peers have acknowledged
+	active   []*flow
+	drained  time.Duration // when the queue of the last measurement is gone
+	last     time.Duration // of all observations
+	elapsed  time.Duration // since it began to cruise or to try, while there were packets to send
+	several  time.Duration // until when packets to another peer may begin to wait again
 
-	measurement int // number of the present one
-	begun       time.Duration
+	trying bool          // whether the link carries more
+	tried  uint64        // bytes acknowledged when it began to try
+	spell  time.Duration // since when there were always packets to send
+	mark   uint64        // bytes acknowledged then, or later when it began to try
 }
 
 // limit is what may be sent, in bytes per second; 0: no limit.
 func (u *uplink) limit() float64 {
 	switch {
-	case len(u.active) != 1:
-		return 0
 	case u.trying:
-		return u.rate * tryGain
-	case u.last < u.drained:
-		return u.rate * drainGain
+		return u.known * tryGain
+	case u.last < u.drained: // nothing is measured meanwhile
+		return u.known * drainGain
+	case len(u.active) == 1:
+		return u.known * singleGain
 	}
-	return u.rate * cruiseGain
+	return u.known * cruiseGain
 }
 
-// learned is the rate that was measured, in bytes per second; 0: not known.
-func (u *uplink) learned() float64 {
-	if u.rate == 0 {
-		return 0
-	}
-	return slices.Max(u.rates)
-}
-
-// observe is called after a write of a flow whose fields acked and wait are new. waiting
+// observe is called after a write of a flow, with what its peer has acknowledged in all, and how long its packets wait. waiting
 // reports whether packets are left to send.
-func (u *uplink) observe(now time.Duration, f *flow, waiting bool) {
-	f.at = now
+func (u *uplink) observe(now time.Duration, f *flow, acked uint64, wait, way time.Duration, waiting bool) {
+	u.acked += acked - f.acked
+	f.at, f.acked, f.wait, f.way = now, acked, wait, way
 	u.active = slices.DeleteFunc(u.active, func(g *flow) bool { return g == f || now-g.at > recentTime })
 	if waiting {
 		u.active = append(u.active, f)
 		u.elapsed += min(now-u.last, recentTime)
 	}
 	u.last = now
-	if f.measurement != u.measurement {
-		f.measurement, f.markAt, f.markAcked = u.measurement, now, f.acked
+	if len(u.active) == 0 {
+		u.spell, u.mark = now, u.acked
 	}
-	stands, limited := u.wait() >= standTime, true
-	if !stands {
-		u.restart(now)
-	} else if rate, ok := u.measured(now); ok {
-		limit := u.limit()
-		if limited = limit == 0 || rate < limit*limitedGain; limited {
-			u.settle(now, rate)
-			return
-		}
-		u.restart(now)
+	own := 0.0 // what limits itself is not the link's
+	if !u.trying {
+		own = u.limit()
 	}
+	if len(u.active) > 1 {
+		u.several = now + carryFor
+	}
+	stands := u.wait()
+	if now < u.drained || len(u.active) == 1 && now < u.several && !u.limits() { // its one peer may be slow
+		stands = 0
+	}
+	measured := u.capacity.observe(now, u.acked, stands, own)
 	switch {
-	case u.limit() == 0:
+	case u.known == 0:
+		u.trying = false
+	case measured:
+		u.trying, u.elapsed, u.measuring = false, 0, false
+		u.drained = now + time.Duration(float64(stands)/(1-drainGain))
 	case !u.trying && u.elapsed >= cruiseTime:
-		u.trying, u.elapsed = true, 0
-	case u.trying && u.elapsed >= tryTime && !(stands && limited):
-		u.rate, u.elapsed = u.rate*raiseGain, 0
+		u.try(now)
+	case u.trying && stands < standTime:
+		u.tryOn(now)
+	}
+}
+
+// try sends more than the link is known to carry.
+func (u *uplink) try(now time.Duration) {
+	u.trying, u.elapsed, u.tried, u.spell, u.mark, u.measuring = true, 0, u.acked, now, u.acked, false
+}
+
+// tryOn raises the rate if more has passed without a pause, and tries again. It gives up where there is too little to send.
+func (u *uplink) tryOn(now time.Duration) {
+	bytes, long := float64(u.acked-u.mark)-burstBytes, u.elapsed >= tryTime && u.acked-u.tried >= tryBytes
+	switch {
+	case bytes >= tryBytes && bytes >= triedGain*u.known*(now-u.spell).Seconds():
+		u.raise(raiseGain)
+		u.try(now)
+	case long:
+		u.trying, u.elapsed = false, 0
 	}
 }
 
@@ -132,52 +142,10 @@ func (u *uplink) wait() time.Duration {
 }
 
 // shortest is the least time that packets to any peer wait on their way: they do not wait longer before this host's link. It is 0
-// without packets to send.
+// without packets to send, and while something else than the link limits.
 func (u *uplink) shortest() time.Duration {
-	if len(u.active) == 0 {
+	if len(u.active) == 0 || !u.limits() {
 		return 0
 	}
 	return slices.MinFunc(u.active, func(a, b *flow) int { return cmp.Compare(a.way, b.way) }).way
-}
-
-// restart begins another measurement.
-func (u *uplink) restart(now time.Duration) {
-	u.measurement++
-	u.begun = now
-}
-
-// measured returns what was acknowledged per second, if the queue has stood long enough. Connections are
-// observed at different times, so each counts over the time between its own observations, unless
-// that is short.
-func (u *uplink) measured(now time.Duration) (rate float64, ok bool) {
-	whole := now - u.begun
-	if whole < measureTime {
-		return 0, false
-	}
-	bytes := uint64(0)
-	for _, f := range u.active {
-		if f.measurement != u.measurement {
-			continue
-		}
-		between := f.at - f.markAt
-		if between < whole/2 {
-			between = whole
-		}
-		bytes += f.acked - f.markAcked
-		rate += float64(f.acked-f.markAcked) / between.Seconds()
-	}
-	return rate, bytes >= uint64(max(measureBytes, measureEach*len(u.active)))
-}
-
-// settle takes the largest of the last measurements, if they agree. They do not where something
-// else than the link limits: the processor, or the links of several peers.
-func (u *uplink) settle(now time.Duration, rate float64) {
-	u.rates = append(u.rates, rate)
-	u.rates = u.rates[max(0, len(u.rates)-kept):]
-	u.trying, u.elapsed, u.rate = false, 0, slices.Max(u.rates)
-	if len(u.rates) < kept || slices.Min(u.rates) < agreement*u.rate {
-		u.rate = 0
-	}
-	u.drained = now + time.Duration(float64(u.wait())/(1-drainGain))
-	u.restart(now)
 }

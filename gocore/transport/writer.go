@@ -53,7 +53,7 @@ func (w *writer) finish() (wake *poller) {
 		t.mu.conns.link.spend(w.now, w.wrote)
 		if w.measured {
 			t.mu.conns.learn(w.now, c, w.path, !c.queue.empty() || w.full)
-			t.uplink.set(w.now, t.mu.conns.ownWait())
+			t.uplink.set(w.now, t.mu.conns.uplink.shortest())
 		}
 		c.window.refused = c.window.refused || w.full
 	}
