@@ -147,7 +147,7 @@ func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
 	if len(t.uplink.active) == 1 && !t.up.limits() {
 		wait = 0
 	}
-	t.up.observe(now, t.acked, wait)
+	t.up.observe(now, t.acked, t.up.mainly(now, wait, t.uplink.shortest()))
 	if t.link.rate = t.uplink.limit(); t.link.rate == 0 || t.bound > 0 && t.bound < t.link.rate {
 		t.link.rate = t.bound
 	}
