@@ -86,6 +86,9 @@ type Planned struct {
 	Why    string
 }
 
+// Kept reports that the first reports of all links have shown no better plan than that of the start.
+type Kept struct{}
+
 // Note is a log line.
 type Note struct{ Text string }
 
@@ -116,4 +119,5 @@ func (a Vacated) String() string   { return fmt.Sprintf("vacated: %s: %s", Name(
 func (a Recovered) String() string { return "recovered: " + Name(a.ID) }
 func (a Finished) String() string  { return "finished" }
 func (a Planned) String() string   { return fmt.Sprintf("planned: %d: %s", a.Number, a.Why) }
+func (a Kept) String() string      { return "kept: the first plan" }
 func (a Note) String() string      { return "note: " + a.Text }

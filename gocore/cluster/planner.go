@@ -25,6 +25,10 @@ const (
 	// is measured varies, and no plan should follow that.
 	minGain  = 0.05
 	calmTime = time.Minute
+	// A plan leaves out the tensors that have not been pushed yet. It is introduced once more for them after againTime, and later
+	// after twice the time before while none of them has been pushed.
+	againTime = time.Second
+	againMost = time.Minute
 	// A link of alikeGain of the fastest or more counts as equal to it.
 	alikeGain = 0.9
 	// What a link has carried at most may be too high by a third, as a burst may have been part of it.
@@ -49,6 +53,11 @@ type planner struct {
 	watch    balance.Watch
 	change   *change     // that is being introduced; nil: none
 	changed  []time.Time // when plans were put into force, in the last calmTime
+	kept     bool        // stays has reported
+
+	unpushed uint32        // tensors that the present plan leaves out until they have been pushed
+	again    time.Time     // when it is introduced for them; the zero time: there are none
+	pause    time.Duration // before that
 }
 
 // change is a plan for which the workers are asked for promises.
@@ -58,6 +67,9 @@ type change struct {
 	promises map[int]wire.Rounds // by worker
 	deadline time.Time
 	why      string
+
+	again bool // it is the present plan, for the tensors that this has left out
+	vain  bool // none of these has been pushed: it is withdrawn
 }
 
 // report takes a node's report.
@@ -74,6 +86,11 @@ func (p *planner) report(now time.Time, id int, c Capacity) {
 
 // look returns a better plan. It returns nil if there is none, and between two looks.
 func (p *planner) look(now time.Time, members []*member) *change {
+	if p.change == nil && !p.again.IsZero() && !now.Before(p.again) {
+		c := p.introduce(now, p.shares, "tensors that have been pushed by now follow the last plan")
+		c.again = true
+		return c
+	}
 	if p.looks == 0 || p.change != nil || now.Before(p.lookTime) {
 		return nil
 	}
@@ -90,15 +107,26 @@ func (p *planner) look(now time.Time, members []*member) *change {
 		}
 		return nil
 	}
+	return p.introduce(now, better.Shares, p.describe(better, members))
+}
+
+// introduce begins a change.
+func (p *planner) introduce(now time.Time, shares []plan.Share, why string) *change {
 	p.number++
 	if uint16(p.number) == 0 { // headers have 16 bits, and 0 is the first plan
 		p.number++
 	}
-	p.change = &change{
-		number: p.number, shares: better.Shares, promises: map[int]wire.Rounds{}, deadline: now.Add(promiseTime),
-		why: p.describe(better, members),
-	}
+	p.change = &change{number: p.number, shares: shares, promises: map[int]wire.Rounds{}, deadline: now.Add(promiseTime), why: why}
 	return p.change
+}
+
+// stays reports, once, that nothing better than the first plan was found from the first reports.
+func (p *planner) stays() bool {
+	if p.kept || p.number > 0 || p.looks > 0 || len(p.reports) == 0 {
+		return false
+	}
+	p.kept = true
+	return true
 }
 
 // leastGain is what a plan has to gain now.
@@ -107,7 +135,7 @@ func (p *planner) leastGain(now time.Time) float64 {
 	return math.Ldexp(minGain, len(p.changed))
 }
 
-// promised takes a worker's answer. It returns the change once all workers have answered.
+// promised takes a worker's answer. It returns the change once all workers have answered: it holds from now on, unless it is vain.
 func (p *planner) promised(now time.Time, id int, number uint32, begun wire.Rounds, workers int) *change {
 	c := p.change
 	if c == nil || number != c.number {
@@ -117,10 +145,33 @@ func (p *planner) promised(now time.Time, id int, number uint32, begun wire.Roun
 	if len(c.promises) < workers {
 		return nil
 	}
-	p.change, p.shares = nil, c.shares
-	p.changed = append(p.changed, now)
+	unpushed := uint32(0)
+	for _, promise := range c.promises {
+		unpushed += promise.Unpushed
+	}
+	c.vain = c.again && unpushed >= p.unpushed
+	p.awaitPushes(now, unpushed, c.vain)
+	if p.change = nil; c.vain {
+		return c
+	}
+	if !c.again {
+		p.changed = append(p.changed, now)
+	}
+	p.shares = c.shares
 	p.looks = looks // at what it brings
 	return c
+}
+
+// awaitPushes decides when the present plan is introduced for the tensors that it leaves out.
+func (p *planner) awaitPushes(now time.Time, unpushed uint32, vain bool) {
+	p.pause = min(2*p.pause, againMost)
+	if !vain {
+		p.pause = againTime
+	}
+	p.unpushed, p.again = unpushed, now.Add(p.pause)
+	if unpushed == 0 {
+		p.again = time.Time{}
+	}
 }
 
 // overdue returns the change whose promises have not come in time: it is withdrawn.
@@ -130,6 +181,9 @@ func (p *planner) overdue(now time.Time) *change {
 		return nil
 	}
 	p.change, p.looks, p.lookTime = nil, looks, now.Add(retryTime)
+	if c.again {
+		p.again = p.lookTime
+	}
 	return c
 }
 
@@ -138,10 +192,10 @@ func (p *planner) due() time.Time {
 	switch {
 	case p.change != nil:
 		return p.change.deadline
-	case p.looks > 0:
+	case p.looks > 0 && (p.again.IsZero() || p.lookTime.Before(p.again)):
 		return p.lookTime
 	}
-	return time.Time{}
+	return p.again
 }
 
 // hosts lists the links with their capacities; known reports whether at least one has been measured. A link that has not is

@@ -38,12 +38,20 @@ func (s *Scheduler) tickPlans(now time.Time) {
 		return
 	}
 	if c := s.planner.overdue(now); c != nil {
-		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Abort{Abort: &pspb.Abort{Plan: proto.Uint32(c.number)}}})
+		s.abort(c)
 		s.do(Note{Text: "a new plan was withdrawn: " + s.unpromised(c)})
 	}
 	if c := s.planner.look(now, s.inOrder()); c != nil {
 		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Prepare{Prepare: &pspb.Prepare{Plan: proto.Uint32(c.number)}}})
 	}
+	if s.planner.stays() {
+		s.do(Kept{})
+	}
+}
+
+// abort withdraws a plan.
+func (s *Scheduler) abort(c *change) {
+	s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Abort{Abort: &pspb.Abort{Plan: proto.Uint32(c.number)}}})
 }
 
 // unpromised names the workers that have not promised.
@@ -61,9 +69,13 @@ func (s *Scheduler) stepPromise(now time.Time, from *member, own *pspb.Promise) 
 	if from.Role != RoleWorker {
 		return
 	}
-	begun := wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()}
+	begun := wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds(), Unpushed: min(own.GetUnpushed(), wire.MaxTensors)}
 	c := s.planner.promised(now, from.ID, own.GetPlan(), begun, len(s.view.Workers()))
 	if c == nil {
+		return
+	}
+	if c.vain {
+		s.abort(c)
 		return
 	}
 	all := make([]wire.Rounds, 0, len(c.promises))
@@ -109,6 +121,14 @@ func (p *Postoffice) Report(c Capacity) {
 	})
 }
 
+// count32 is a message's field, left out if n is 0.
+func count32(n uint32) *uint32 {
+	if n == 0 {
+		return nil
+	}
+	return &n
+}
+
 // positive is a message's field, left out if x is 0.
 func positive(x float64) *float64 {
 	if x == 0 {
@@ -119,7 +139,7 @@ func positive(x float64) *float64 {
 
 func (p *Postoffice) prepare(own *pspb.Prepare) {
 	begun := p.events.promise()
-	p.send(&pspb.Meta{Own: &pspb.Meta_Promise{Promise: &pspb.Promise{Plan: own.Plan, Counts: begun.Counts, Rounds: begun.Last}}})
+	p.send(&pspb.Meta{Own: &pspb.Meta_Promise{Promise: &pspb.Promise{Plan: own.Plan, Counts: begun.Counts, Rounds: begun.Last, Unpushed: count32(begun.Unpushed)}}})
 }
 
 func (p *Postoffice) commit(own *pspb.Commit) {

@@ -218,6 +218,8 @@ func (r *Runner) act(action Action) error {
 		r.finish(nil)
 	case Planned:
 		r.log.Info(fmt.Sprintf("scheduler: plan %d of the summing: %s", a.Number, a.Why))
+	case Kept:
+		r.log.Info("scheduler: the first plan of the summing stays: the links are as equal as it takes them to be, or not known")
 	case Note:
 		r.log.Warn("scheduler: " + a.Text)
 	}

@@ -119,7 +119,7 @@ func (s *script) command(line string) {
 		m := &pspb.Capacity{Up: rate("up"), Down: rate("down"), CarriedUp: rate("carried")}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: m}})
 	case "promise": // of two tensors, and of a third that keeps its plan
-		m := &pspb.Promise{Plan: proto.Uint32(uint32(number(values["plan"], 0))), Counts: []uint32{2, 1}, Rounds: []uint64{uint64(number(values["round"], 0)), wire.NoRound}}
+		m := &pspb.Promise{Plan: proto.Uint32(uint32(number(values["plan"], 0))), Counts: []uint32{2, 1}, Rounds: []uint64{uint64(number(values["round"], 0)), wire.NoRound}, Unpushed: proto.Uint32(uint32(number(values["unpushed"], 0)))}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Promise{Promise: m}})
 	case "leave":
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Leave{Leave: &pspb.Leave{Why: proto.String("it left by ValueError: a\x1b[2Jb\n")}}})

@@ -14,7 +14,8 @@ import (
 // the promise lasts a round trip of the control plane.
 //
 // Weights move with the plan (handover.go). Tables, and tensors under other policies than Sync, keep their plan. So do plain sums
-// with a clock that was set, and tensors that were not pushed yet, as they may get an optimiser.
+// with a clock that was set, and tensors that were not pushed yet, as they may get an optimiser: the scheduler introduces the plan
+// once more for these when they have been pushed.
 
 // numbered is a plan and its number: 0 is that of the start.
 type numbered struct {
@@ -40,7 +41,11 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 	for id := uint32(0); w.mu.byID[id] != nil; id++ {
 		t := w.mu.byID[id]
 		last := uint64(wire.NoRound)
-		if t.moves(w.Rank == 0) {
+		switch pushed := t.next > 1; {
+		case !t.moves():
+		case w.Rank == 0 && !pushed: // it may get an optimiser, of which this worker alone knows
+			begun.Unpushed++
+		default:
 			last = t.next - 1
 		}
 		if !begun.Add(last) {
@@ -51,12 +56,9 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 	return begun
 }
 
-// moves reports whether the tensor's plan may change. Rank 0 alone knows of its optimiser.
-func (t *tensor) moves(rank0 bool) bool {
-	if t.table != nil || t.policy != wire.Sync || t.rule == nil && t.offset != nil {
-		return false
-	}
-	return !rank0 || t.next > 1
+// moves reports whether the tensor's plan may change, once it has been pushed.
+func (t *tensor) moves() bool {
+	return t.table == nil && t.policy == wire.Sync && (t.rule != nil || t.offset == nil)
 }
 
 // Commit ends a promise: plan p holds for each tensor from its round in first on, and for tensors declared later from the start.

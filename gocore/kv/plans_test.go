@@ -228,14 +228,16 @@ func TestPromise(t *testing.T) {
 
 // Tensors of which the aggregators keep more than a round keep their plan.
 func TestTensorsThatKeepTheirPlan(t *testing.T) {
-	moves := func(rank int, change func(t *tensor)) bool {
+	moves := func(rank int, change func(t *tensor)) (now, later bool) {
 		d := deskWithRounds(t, rank)
 		change(d.mu.byKey[1])
-		return d.Promise().Last[0] != wire.NoRound
+		promise := d.Promise()
+		return promise.Last[0] != wire.NoRound, promise.Unpushed == 1
 	}
 	for name, tc := range map[string]struct {
 		change     func(t *tensor)
 		rank, want [2]bool
+		later      bool // on rank 0
 	}{
 		"a plain sum":    {change: func(*tensor) {}, want: [2]bool{true, true}},
 		"async":          {change: func(t *tensor) { t.policy = wire.Async }},
@@ -243,11 +245,12 @@ func TestTensorsThatKeepTheirPlan(t *testing.T) {
 		"a set clock":    {change: func(t *tensor) { t.offset = []uint64{1, 1} }, want: [2]bool{false, false}},
 		"an optimiser":   {change: func(t *tensor) { t.rule = &store.Rule{} }, want: [2]bool{true, true}},
 		"both":           {change: func(t *tensor) { t.rule, t.offset = &store.Rule{}, []uint64{1, 1} }, want: [2]bool{true, true}},
-		"no push so far": {change: func(t *tensor) { t.next = 1 }, want: [2]bool{false, true}},
+		"no push so far": {change: func(t *tensor) { t.next = 1 }, want: [2]bool{false, true}, later: true},
+		"async, no push": {change: func(t *tensor) { t.policy, t.next = wire.Async, 1 }},
 	} {
 		for rank, want := range tc.want {
-			if got := moves(rank, tc.change); got != want {
-				t.Errorf("%s, rank %d: moves %v", name, rank, got)
+			if now, later := moves(rank, tc.change); now != want || later != (rank == 0 && tc.later) {
+				t.Errorf("%s, rank %d: moves now %v, later %v", name, rank, now, later)
 			}
 		}
 	}

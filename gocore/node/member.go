@@ -46,6 +46,7 @@ func (n *Node) runMember() error {
 	}
 	n.mu.Unlock()
 	if post.View().Replans {
+		tr.Probe(probeBytes(post.View()))
 		go n.guard(func() error { n.reportCapacities(tr, post); return nil })
 	}
 	if n.config.Role == cluster.RoleWorker || n.config.PS {

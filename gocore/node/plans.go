@@ -22,6 +22,7 @@ func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffic
 	ticker := time.NewTicker(reportTime)
 	defer ticker.Stop()
 	var last cluster.Capacity
+	probing := true
 	for {
 		select {
 		case <-n.ctx.Done():
@@ -32,6 +33,10 @@ func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffic
 		if differs(c.Up, last.Up) || differs(c.Down, last.Down) || differs(c.CarriedUp, last.CarriedUp) || differs(c.CarriedDown, last.CarriedDown) {
 			last = c
 			post.Report(c)
+		}
+		if probing && !tr.Probing() {
+			probing = false
+			n.log.Info(probed(tr.Stats().ProbeBytes, c))
 		}
 	}
 }

@@ -30,7 +30,8 @@ type batch struct {
 }
 
 // fill pops packets from q, at least one, until the batch has limit bytes or is full, or q
-// is empty. Trains have at most train packets.
+// is empty. A probe follows no other packet: those of other connections come before it. Trains
+// have at most train packets.
 func (b *batch) fill(q *queue, limit, train int) {
 	b.n, b.skip, b.begun = 0, q.sent, q.begun
 	bytes := -q.sent
@@ -40,7 +41,7 @@ func (b *batch) fill(q *queue, limit, train int) {
 	}
 	b.bound = b.n
 	q.bound, q.sent = q.bound[:0], 0
-	for len(q.heap) > 0 && b.n < batchPackets && (bytes < limit || b.n == 0) {
+	for len(q.heap) > 0 && b.n < batchPackets && (bytes < limit || b.n == 0) && (b.n == 0 || q.heap[0].urgency != probeUrgency) {
 		p := q.pop()
 		b.add(p)
 		bytes += p.size()
@@ -48,6 +49,9 @@ func (b *batch) fill(q *queue, limit, train int) {
 	b.formTrains(train)
 	b.done, b.rest = 0, b.skip
 }
+
+// probes reports whether the batch is a probe.
+func (b *batch) probes() bool { return b.packets[b.n-1].run.Header.Kind == wire.Probe }
 
 // formTrains lets headers announce the packets that follow, so that the receiver can read
 // all of them into place with one system call. Announced packets must follow.

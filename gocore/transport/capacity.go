@@ -30,6 +30,7 @@ const (
 	// A link has carried what it has in each of a few spans of carryTime: it may send some 100 KB at once after a pause,
 	// and a process that stood still reads what has come meanwhile at once. It is remembered for carryFor to twice that.
 	carryTime = 100 * time.Millisecond
+	probeSpan = 20 * time.Millisecond // the same during a probe
 	carryFor  = 10 * time.Second
 	// A link that carries more than risenGain times its capacity has become faster.
 	risenGain = 1.25
@@ -45,7 +46,8 @@ const (
 // that the link carries at least that much.
 type capacity struct {
 	last  []float64 // the last measurements, in bytes per second; the latest last
-	known float64   // that some of them have agreed on; 0: none
+	known float64   // that some of them have agreed on, or the fit of a probe has found; 0: none
+	fit   fit
 
 	measuring bool
 	seen      time.Duration // the last observation
@@ -66,6 +68,10 @@ func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration,
 	c.carry(now, passed)
 	paused := now-c.seen > max(pauseTime, c.wait, time.Duration(pausePackets/max(c.carried(), 1)*float64(time.Second)))
 	c.seen, c.wait = now, wait
+	if c.fit.runs(now) {
+		c.probed(now, passed, wait < standTime || paused)
+		return false
+	}
 	switch {
 	case wait < standTime:
 		c.measuring = false
@@ -121,7 +127,11 @@ func (c *capacity) carry(now time.Duration, passed uint64) {
 	if now-c.peakFrom >= carryFor {
 		c.peak, c.peakFrom = [2]float64{0, c.peak[0]}, now
 	}
-	if now-c.span < carryTime {
+	span := carryTime
+	if c.fit.runs(now) {
+		span = probeSpan
+	}
+	if now-c.span < span {
 		return
 	}
 	copy(c.spans[1:], c.spans[:])

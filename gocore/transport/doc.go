@@ -80,6 +80,12 @@
 //   - A panic in a loop or in the handler ends both loops; receiver.run then closes and
 //     releases everything and calls Handler.Failed.
 //
+// # Probes
+//
+// Right after the start a node may fill its links for a moment (probe.go). Packets of the kind
+// Probe are the transport's own: the receive loop reads their payloads into memory that nobody
+// reads, and calls no Handler. From a node of this host, which uses no link, they are malformed.
+//
 // If a link is faster than two loops, all of this exists several times (lane.go).
 //
 // Nothing is allocated per packet or, once the pools have grown, per run.

@@ -126,7 +126,10 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 		queue, own := r.queue(now)
 		r.t.queue.set(now, queue)
 		r.t.mu.Lock()
-		r.t.mu.down.observe(now, r.linked, own, 0)
+		if h.Kind != wire.Probe { // a node that trains already sends what it has, not as much as it can
+			r.t.mu.down.endProbe()
+		}
+		r.t.mu.down.observe(now, r.linked, r.t.mu.down.mainly(now, own, queue), 0)
 		r.t.mu.Unlock()
 	}
 }

@@ -31,7 +31,7 @@ const (
 // init makes r the run of m.
 func (r *run) init(m *Outgoing, seq uint64, order Schedule) {
 	u := urgency(&m.Header)
-	if order == InOrder && u != math.MinInt64 {
+	if order == InOrder && u > probeUrgency {
 		u = 0
 	}
 	*r = run{
@@ -41,17 +41,22 @@ func (r *run) init(m *Outgoing, seq uint64, order Schedule) {
 }
 
 // urgency orders packets by priority; at equal priority sums come first, because workers
-// wait for a sum, while a contribution may not be the last of its round. Goodbye ends a
-// connection and comes last.
+// wait for a sum, while a contribution may not be the last of its round. A probe comes after
+// everything else; Goodbye ends a connection and comes last.
 func urgency(h *wire.Header) int64 {
 	switch h.Kind {
 	case wire.Goodbye:
 		return math.MinInt64
+	case wire.Probe:
+		return probeUrgency
 	case wire.Sum:
 		return int64(h.Priority)<<1 | 1
 	}
 	return int64(h.Priority) << 1
 }
+
+// probeUrgency is below that of every priority.
+const probeUrgency = math.MinInt64 + 1
 
 // packet is the packet of a run with the given index.
 type packet struct {

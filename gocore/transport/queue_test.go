@@ -265,7 +265,7 @@ func TestUrgencyAtTheLimitsOfPriority(t *testing.T) {
 	of := func(k wire.Kind, p int32) int64 { return urgency(&wire.Header{Kind: k, Priority: p}) }
 	order := []int64{
 		of(wire.Sum, math.MaxInt32), of(wire.Contrib, math.MaxInt32), of(wire.Sum, 0), of(wire.Empty, 0), of(wire.Sum, -1),
-		of(wire.Sum, math.MinInt32), of(wire.Contrib, math.MinInt32), of(wire.Goodbye, math.MaxInt32),
+		of(wire.Sum, math.MinInt32), of(wire.Contrib, math.MinInt32), of(wire.Probe, math.MaxInt32), of(wire.Goodbye, math.MaxInt32),
 	}
 	for i := range order[1:] {
 		if order[i] <= order[i+1] {
@@ -396,9 +396,11 @@ func TestSchedules(t *testing.T) {
 			t.Errorf("schedule %d: %s, expected %s", order, got, want)
 		}
 	}
-	goodbye := new(run)
-	goodbye.init(&Outgoing{Header: wire.Header{Kind: wire.Goodbye}}, 1, InOrder)
-	if goodbye.urgency != math.MinInt64 {
-		t.Error("in order, a goodbye would not come last")
+	for kind, want := range map[wire.Kind]int64{wire.Goodbye: math.MinInt64, wire.Probe: probeUrgency} {
+		last := new(run)
+		last.init(&Outgoing{Header: wire.Header{Kind: kind}}, 1, InOrder)
+		if last.urgency != want {
+			t.Errorf("in order, kind %d would not come last", kind)
+		}
 	}
 }

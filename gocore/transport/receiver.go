@@ -33,14 +33,15 @@ type receiver struct {
 	nextTick time.Time
 	shmConns []*conn // those of conns that use shared memory
 
-	reading         *conn         // whose bytes are parsed
-	readAt          time.Duration // time of the last read from another host
-	compared        time.Duration // time of the last comparison of all hosts
-	senders         int           // hosts that sent then
-	linked          uint64        // bytes that have come from other hosts
-	out             writer        // the writer of flush
-	receivedPackets bool          // packets have arrived since the last sleep
-	ownHeader       wire.Header   // header for Handler.Local; a field, to avoid an allocation
+	reading         *conn                  // whose bytes are parsed
+	readAt          time.Duration          // time of the last read from another host
+	compared        time.Duration          // time of the last comparison of all hosts
+	senders         int                    // hosts that sent then
+	linked          uint64                 // bytes that have come from other hosts
+	out             writer                 // the writer of flush
+	probes          [wire.PacketBytes]byte // receives the payloads of probes, which nobody reads
+	receivedPackets bool                   // packets have arrived since the last sleep
+	ownHeader       wire.Header            // header for Handler.Local; a field, to avoid an allocation
 }
 
 func newReceiver(t *Transport, p *poller) *receiver {
@@ -272,11 +273,20 @@ func (r *receiver) Began(h *wire.Header) {
 }
 
 func (r *receiver) Place(peer uint32, h *wire.Header) (Destination, error) {
+	if h.Kind == wire.Probe {
+		if !r.reading.remote {
+			return Destination{}, errors.New("a probe of a link from a node of this host")
+		}
+		return Destination{Bytes: r.probes[:h.WireLen]}, nil
+	}
 	return r.t.handler.Place(peer, h)
 }
 
 func (r *receiver) Arrived(peer uint32, h *wire.Header, l Destination) error {
 	r.receivedPackets = true
+	if h.Kind == wire.Probe {
+		return nil
+	}
 	r.t.count.packetsReceived.Add(1)
 	r.t.count.bytesReceived.Add(uint64(h.WireLen))
 	return r.t.handler.Arrived(peer, h, l)

@@ -10,6 +10,7 @@ type Stats struct {
 	BytesReceived   uint64 `json:"bytes_received"`   // likewise
 	PacketsSent     uint64 `json:"packets_sent"`     // whole ones
 	PacketsReceived uint64 `json:"packets_received"` // whole ones, Goodbyes left out
+	ProbeBytes      uint64 `json:"probe_bytes"`      // payload of probes that were sent; no other number counts them
 	PacketsLocal    uint64 `json:"packets_local"`    // packets of this node to itself
 	Writes          uint64 `json:"writes"`           // system calls that transfer data
 	Reads           uint64 `json:"reads"`            // likewise
@@ -21,7 +22,7 @@ type Stats struct {
 
 type counters struct {
 	bytesSent, bytesReceived, packetsSent, packetsReceived, packetsLocal atomic.Uint64
-	writes, reads, wakeups, rejected, malformed, dropped                 atomic.Uint64
+	writes, reads, wakeups, rejected, malformed, dropped, probeBytes     atomic.Uint64
 }
 
 // Stats reads the counters of all lanes.
@@ -35,8 +36,8 @@ func (t *Transport) Stats() Stats {
 		Lanes: 1 + len(t.others()), LinkRate: uint64(8 * rate),
 		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
 		PacketsSent: c.packetsSent.Load(), PacketsReceived: c.packetsReceived.Load(),
-		PacketsLocal: c.packetsLocal.Load(),
-		Writes:       c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
+		PacketsLocal: c.packetsLocal.Load(), ProbeBytes: c.probeBytes.Load(),
+		Writes: c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
 		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(),
 	}
 }

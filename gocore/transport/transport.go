@@ -67,7 +67,8 @@ type Transport struct {
 		leaving          bool         // Goodbye was called: Send drops
 		failure          error        // why the data plane failed
 		conns            connSet
-		down             capacity          // of the link of this host
+		down             capacity // of the link of this host
+		probe            probe
 		expect           map[uint32]uint64 // nodes that may connect, and their incarnations
 		reserved         map[uint32]bool   // peers with a handshake in progress
 		ending           map[uint32]bool   // peers for which Handler.Lost is about to be called
@@ -200,7 +201,7 @@ func (t *Transport) start(self Identity, expect map[uint32]uint64, linkRate floa
 // may call it, also the handler. Without a connection to peer, or after Goodbye or Close,
 // m is dropped and its Owner released before Send returns.
 func (t *Transport) Send(peer uint32, m Outgoing) {
-	wake, shortcut, queued := t.enqueue(peer, &m)
+	wake, shortcut, queued := t.lockAndEnqueue(peer, &m)
 	t.wake(wake)
 	if shortcut {
 		t.writeShortcut()
@@ -213,11 +214,15 @@ func (t *Transport) Send(peer uint32, m Outgoing) {
 	}
 }
 
-// enqueue queues m. It returns the loop to wake, if any, and whether the caller must
-// write m itself. queued is false if m was dropped.
-func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, shortcut, queued bool) {
+func (t *Transport) lockAndEnqueue(peer uint32, m *Outgoing) (wake *poller, shortcut, queued bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.enqueue(peer, m)
+}
+
+// enqueue queues m. It returns the loop to wake, if any, and whether the caller must
+// write m itself. queued is false if m was dropped. mu is held.
+func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, shortcut, queued bool) {
 	c, r, queued := t.pushRun(peer, m)
 	switch {
 	case !queued:
@@ -237,7 +242,7 @@ func (t *Transport) enqueue(peer uint32, m *Outgoing) (wake *poller, shortcut, q
 // pushRun pushes m onto the queue of its connection; c is nil for this node itself. mu is
 // held.
 func (t *Transport) pushRun(peer uint32, m *Outgoing) (c *conn, r *run, queued bool) {
-	if !t.mu.started || t.mu.stopped || t.mu.leaving {
+	if !t.accepts() {
 		return nil, nil, false
 	}
 	if peer == t.self.ID {
@@ -248,10 +253,16 @@ func (t *Transport) pushRun(peer uint32, m *Outgoing) (c *conn, r *run, queued b
 	if c = t.mu.conns.byPeer[peer]; c == nil {
 		return nil, nil, false
 	}
+	if c.remote && m.Header.Kind != wire.Probe {
+		t.endProbe()
+	}
 	r = t.newRun(m)
 	c.queue.push(r)
 	return c, r, true
 }
+
+// accepts reports whether packets may be queued. mu is held.
+func (t *Transport) accepts() bool { return t.mu.started && !t.mu.stopped && !t.mu.leaving }
 
 // newRun makes the run of m, with the next sequence number. mu is held.
 func (t *Transport) newRun(m *Outgoing) *run {

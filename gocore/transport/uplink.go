@@ -97,7 +97,7 @@ func (u *uplink) observe(now time.Duration, f *flow, acked uint64, wait, way tim
 	if len(u.active) > 1 {
 		u.several = now + carryFor
 	}
-	stands := u.wait()
+	stands := u.mainly(now, u.wait(), u.shortest())
 	if now < u.drained || len(u.active) == 1 && now < u.several && !u.limits() { // its one peer may be slow
 		stands = 0
 	}

@@ -47,7 +47,9 @@ func (w *writer) finish() (wake *poller) {
 		return nil
 	}
 	w.conn = nil
-	t.mu.conns.charge(w.now, c, w.wrote)
+	if !w.batch.probes() { // its bytes are not part of what the plan gives to a peer
+		t.mu.conns.charge(w.now, c, w.wrote)
+	}
 	w.batch.putBack(&c.queue)
 	if c.remote {
 		t.mu.conns.link.spend(w.now, w.wrote)
@@ -135,13 +137,18 @@ func (w *writer) fail(err error) {
 // release releases the runs whose last packet is written. Owner is cleared first, so that
 // Release is called once even if it panics.
 func (w *writer) release() {
-	var packets, bytes uint64
+	var packets, bytes, probes uint64
 	for _, p := range w.batch.packets[:w.batch.done] {
+		if p.run.Header.Kind == wire.Probe {
+			probes += uint64(len(p.data()))
+			continue
+		}
 		packets++
 		bytes += uint64(len(p.data()))
 	}
 	w.t.count.packetsSent.Add(packets)
 	w.t.count.bytesSent.Add(bytes)
+	w.t.count.probeBytes.Add(probes)
 	for _, p := range w.batch.packets[:w.batch.done] {
 		if !p.last() {
 			continue

@@ -32,6 +32,7 @@ const (
 	Answer                  // the answer to an Ask, with its Number and Op
 	Part                    // a part of a message of an app (package ps), from Packet 0 on
 	Want                    // a worker asks for the values of Run packets of a tensor: each comes as a Sum of the round that this names
+	Probe                   // fills a link to another host, so that what it carries can be measured; nobody reads the payload
 	kindEnd
 )
 
@@ -230,6 +231,10 @@ func (h *Header) checkKind() error {
 	case Want:
 		if h.DType != 0 || h.RawLen != 0 || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun {
 			return fmt.Errorf("want of %d packets with %d bytes", h.Run, h.WireLen)
+		}
+	case Probe:
+		if h.DType != 0 || h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {
+			return fmt.Errorf("probe of %d bytes (%d on the wire), dtype %d and run %d", h.RawLen, h.WireLen, h.DType, h.Run)
 		}
 	case Part:
 		if h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {

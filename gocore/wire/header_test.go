@@ -26,6 +26,7 @@ func real() []Header {
 		{Kind: Answer, Op: AskRule, Tensor: 30, Packet: 31, Run: 1, Number: 32},
 		{Kind: Answer, Op: AskRule, Flags: FlagRefused, Tensor: 33, Run: 1, Number: 34, RawLen: MaxReason, WireLen: MaxReason},
 		{Kind: Part, Packet: 25, Run: 1, Number: 26, Ahead: 1, Priority: 27, RawLen: 28, WireLen: 28},
+		{Kind: Probe, Run: 1, RawLen: PacketBytes, WireLen: PacketBytes, Sent: 29, Waited: 30, Queue: 31, Uplink: 32},
 	}
 }
 
@@ -80,7 +81,7 @@ func TestEveryFlippedBitIsRefused(t *testing.T) {
 // Each of these has a right checksum: some program could send it, no node does.
 func TestInvalidHeadersAreRefused(t *testing.T) {
 	contrib, sum, empty, missing, goodbye, rated := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
-	ask, answer, refusal, part := real()[9], real()[11], real()[12], real()[13]
+	ask, answer, refusal, part, probe := real()[9], real()[11], real()[12], real()[13], real()[14]
 	for name, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
@@ -143,6 +144,13 @@ func TestInvalidHeadersAreRefused(t *testing.T) {
 		"part, raw":            {part, func(h *Header) { h.RawLen = 4 }, "part"},
 		"part, run":            {part, func(h *Header) { h.Run = 2 }, "part"},
 		"first part ahead":     {part, func(h *Header) { h.Packet = 0 }, "announces"},
+		"probe, hollow":        {probe, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "probe"},
+		"probe, raw":           {probe, func(h *Header) { h.RawLen = 4 }, "probe"},
+		"probe, run":           {probe, func(h *Header) { h.Run = 0 }, "probe"},
+		"probe, dtype":         {probe, func(h *Header) { h.DType = Float32 }, "probe"},
+		"probe, wire beyond":   {probe, func(h *Header) { h.WireLen = PacketBytes + 1 }, "at most"},
+		"probe ahead":          {probe, func(h *Header) { h.Ahead = 1 }, "announces"},
+		"probe with a plan":    {probe, func(h *Header) { h.Plan = 1 }, "plan"},
 		"tensor beyond":        {contrib, func(h *Header) { h.Tensor = MaxTensors }, "range"},
 		"packet beyond":        {contrib, func(h *Header) { h.Packet = MaxTensorBytes / PacketBytes }, "range"},
 		"packet wraps":         {contrib, func(h *Header) { h.Packet = math.MaxUint32 }, "range"},

@@ -13,6 +13,8 @@ const NoRound = math.MaxUint64
 type Rounds struct {
 	Counts []uint32
 	Last   []uint64
+
+	Unpushed uint32 // in a promise: tensors with NoRound that may change their plan once they have been pushed
 }
 
 // Add appends the next tensor's round; false: there is no place for more.

@@ -46,6 +46,9 @@ class Stats:
     bytes_received: int
     """Bytes of payload that were received from other nodes."""
 
+    probe_bytes: int
+    """Bytes that were sent to other hosts at the start to measure the links. No other counter includes them."""
+
     packets_sent: int
     """Packets that were sent to other nodes."""
 

@@ -1619,6 +1619,7 @@ type Promise struct {
 	Plan          *uint32                `protobuf:"varint,1,opt,name=plan" json:"plan,omitempty"`
 	Counts        []uint32               `protobuf:"varint,2,rep,packed,name=counts" json:"counts,omitempty"`
 	Rounds        []uint64               `protobuf:"varint,3,rep,packed,name=rounds" json:"rounds,omitempty"`
+	Unpushed      *uint32                `protobuf:"varint,4,opt,name=unpushed" json:"unpushed,omitempty"` // how many of the tensors that keep their plan do so only because they have not been pushed yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1672,6 +1673,13 @@ func (x *Promise) GetRounds() []uint64 {
 		return x.Rounds
 	}
 	return nil
+}
+
+func (x *Promise) GetUnpushed() uint32 {
+	if x != nil && x.Unpushed != nil {
+		return *x.Unpushed
+	}
+	return 0
 }
 
 // Commit puts a plan into effect: from round rounds[i] on for the next counts[i]
@@ -2071,11 +2079,12 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"carried_up\x18\x03 \x01(\x01R\tcarriedUp\x12!\n" +
 	"\fcarried_down\x18\x04 \x01(\x01R\vcarriedDown\"\x1d\n" +
 	"\aPrepare\x12\x12\n" +
-	"\x04plan\x18\x01 \x01(\rR\x04plan\"U\n" +
+	"\x04plan\x18\x01 \x01(\rR\x04plan\"q\n" +
 	"\aPromise\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\rR\x04plan\x12\x1a\n" +
 	"\x06counts\x18\x02 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
-	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\"\xaf\x01\n" +
+	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\x12\x1a\n" +
+	"\bunpushed\x18\x04 \x01(\rR\bunpushed\"\xaf\x01\n" +
 	"\x06Commit\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\rR\x04plan\x12&\n" +
 	"\x05share\x18\x02 \x03(\v2\x10.ps.Commit.ShareR\x05share\x12\x1a\n" +
