@@ -14,17 +14,20 @@ type Capacity struct {
 }
 
 const (
-	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least.
-	capacityTime  = 60 * time.Millisecond
-	capacityBytes = 24 * wire.PacketBytes
-	// A measurement ends when nothing has passed for pauseTime, for the time of pausePackets, and for longer than the last packets
-	// had waited: there was no queue meanwhile.
-	pauseTime    = 40 * time.Millisecond
+	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least, or capacityEnough.
+	capacityTime   = 60 * time.Millisecond
+	capacityBytes  = 24 * wire.PacketBytes
+	capacityEnough = 256 * wire.PacketBytes
+	// A measurement ends when nothing was observed for pauseTime, for the time of pausePackets, and for longer than the last packets
+	// had waited: there may have been no queue meanwhile.
+	pauseTime    = 5 * time.Millisecond
 	pausePackets = 4 * wire.PacketBytes
 	// It is known if fewest of the last measurements, of which there are most, differ by no more than alike.
 	fewest = 3
 	most   = 8
-	alike  = 0.95
+	// Shares of the summing follow what many of them agree on.
+	many  = 5
+	alike = 0.95
 	// If the latest agree on less than fallenGain of it, those before them do not count.
 	fallenGain = 0.8
 	// A link has carried what it has in each of a few spans of carryTime: it may send some 100 KB at once after a pause,
@@ -47,6 +50,7 @@ const (
 type capacity struct {
 	last  []float64 // the last measurements, in bytes per second; the latest last
 	known float64   // that some of them have agreed on, or the fit of a probe has found; 0: none
+	sure  float64   // that many of them have agreed on, or the fit
 	fit   fit
 
 	measuring bool
@@ -62,14 +66,24 @@ type capacity struct {
 	peakFrom time.Duration
 }
 
-// observe takes the bytes that have passed until now, and how long packets wait before this link. own is what the sender
-// allows itself, in bytes per second; 0: anything. It is called when something passes, and reports whether that was a measurement.
-func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration, own float64) (measured bool) {
+// sight is an observation of a link.
+type sight struct {
+	passed uint64        // bytes until now
+	wait   time.Duration // of packets before the link
+	every  time.Duration // time between observations, if that is long
+	least  uint64        // bytes of a measurement, if more than usual
+	own    float64       // what the sender allows itself, in bytes per second; 0: anything
+}
+
+// observe is called when something passes. It reports whether a measurement has ended.
+func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
+	passed, wait := s.passed, s.wait
 	c.carry(now, passed)
-	paused := now-c.seen > max(pauseTime, c.wait, time.Duration(pausePackets/max(c.carried(), 1)*float64(time.Second)))
+	pause := now - c.seen
+	paused := pause > max(pauseTime, c.wait, s.every, time.Duration(pausePackets/max(c.carried(), 1)*float64(time.Second)))
 	c.seen, c.wait = now, wait
 	if c.fit.runs(now) {
-		c.probed(now, passed, wait < standTime || paused)
+		c.probed(now, passed, wait < standTime || pause > settleTime)
 		return false
 	}
 	switch {
@@ -77,10 +91,10 @@ func (c *capacity) observe(now time.Duration, passed uint64, wait time.Duration,
 		c.measuring = false
 	case !c.measuring || paused:
 		c.measuring, c.begun, c.mark = true, now, passed
-	case now-c.begun >= capacityTime && passed-c.mark >= capacityBytes:
+	case passed-c.mark >= max(capacityEnough, s.least) || now-c.begun >= capacityTime && passed-c.mark >= max(capacityBytes, s.least):
 		rate := float64(passed-c.mark) / (now - c.begun).Seconds()
 		c.begun, c.mark = now, passed
-		if own == 0 || rate < ownGain*own {
+		if s.own == 0 || rate < ownGain*s.own {
 			c.measured(rate)
 			return true
 		}
@@ -98,29 +112,41 @@ func (c *capacity) measured(rate float64) {
 			c.last = latest // the link has become slower
 		}
 	}
-	if rate, n := mode(c.last); n >= fewest {
+	rate, n := mode(c.last)
+	if n >= fewest {
 		c.known = rate
+	}
+	if n >= many {
+		c.sure = rate
 	}
 }
 
-// mode returns the mean of the most measurements that are alike, and their number.
+// mode finds the most measurements that are alike, and returns the mean of the upper half of them, and their number: a wrong
+// measurement is rather too low.
 func mode(list []float64) (rate float64, n int) {
-	for _, top := range list {
-		sum, count := 0.0, 0
-		for _, r := range list {
-			if r <= top && r >= alike*top {
-				sum, count = sum+r, count+1
-			}
-		}
-		if count > n || count == n && sum > rate*float64(n) {
-			rate, n = sum/float64(count), count
+	sorted := slices.Sorted(slices.Values(list))
+	for i := range sorted { // the highest first
+		alikeOnes := sorted[:len(sorted)-i]
+		top := alikeOnes[len(alikeOnes)-1]
+		from, _ := slices.BinarySearch(alikeOnes, alike*top)
+		if alikeOnes = alikeOnes[from:]; len(alikeOnes) > n {
+			n = len(alikeOnes)
+			rate = mean(alikeOnes[n/2:])
 		}
 	}
 	return rate, n
 }
 
+func mean(list []float64) float64 {
+	sum := 0.0
+	for _, x := range list {
+		sum += x
+	}
+	return sum / float64(len(list))
+}
+
 // raise takes a higher capacity, until new measurements agree.
-func (c *capacity) raise(gain float64) { c.known, c.last = c.known*gain, nil }
+func (c *capacity) raise(gain float64) { c.known, c.sure, c.last = c.known*gain, 0, nil }
 
 // carry records what passes, whatever the limit is.
 func (c *capacity) carry(now time.Duration, passed uint64) {
@@ -140,7 +166,7 @@ func (c *capacity) carry(now time.Duration, passed uint64) {
 	least := slices.Min(c.spans[:])
 	c.peak[0] = max(c.peak[0], least)
 	if c.known > 0 && least > risenGain*c.known {
-		c.known, c.last = 0, nil
+		c.known, c.sure, c.last = 0, 0, nil
 	}
 }
 
@@ -164,5 +190,5 @@ func (t *Transport) laneCapacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	up, down := &t.mu.conns.uplink.capacity, &t.mu.down
-	return Capacity{up.known, down.known, up.carried(), down.carried()}
+	return Capacity{up.sure, down.sure, up.carried(), down.carried()}
 }

@@ -25,7 +25,7 @@ func (l *link) play(d time.Duration, demand, rate float64) {
 		n := min(l.queued, l.tokens)
 		l.queued, l.tokens, l.passed = l.queued-n, l.tokens-n, l.passed+n
 		l.queued = min(l.queued, rate*0.01) // a window of 10 ms
-		l.observe(l.now, uint64(l.passed), time.Duration(l.queued/rate*float64(time.Second)), 0)
+		l.observe(l.now, sight{passed: uint64(l.passed), wait: time.Duration(l.queued / rate * float64(time.Second))})
 	}
 }
 
@@ -70,7 +70,7 @@ func TestCapacityLeavesOutPauses(t *testing.T) {
 				l.queued -= n
 				l.passed += n
 				l.now += time.Duration(n / rate * float64(time.Second))
-				l.observe(l.now, uint64(l.passed), time.Millisecond, 0)
+				l.observe(l.now, sight{passed: uint64(l.passed), wait: time.Millisecond})
 			}
 			l.now += 700 * time.Millisecond
 		}
@@ -136,7 +136,7 @@ func TestCapacityIsNotWhatTheSenderAllowsItself(t *testing.T) {
 		c, passed := &capacity{}, 0.0
 		for now := time.Duration(0); now < time.Second; now += ms {
 			passed += tc.passes * ms.Seconds()
-			c.observe(now, uint64(passed), ms, tc.own)
+			c.observe(now, sight{passed: uint64(passed), wait: ms, own: tc.own})
 		}
 		if math.Abs(c.known-tc.want) > 0.03*tc.want {
 			t.Errorf("%+v: %.3g B/s are known", tc, c.known)

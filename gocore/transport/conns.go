@@ -138,7 +138,7 @@ func (t *connSet) choose(now time.Duration) choice {
 // the connection has more packets.
 func (t *connSet) learn(now time.Duration, c *conn, p path, left bool) {
 	c.window.step(now, p, t.uplink.carried())
-	t.uplink.observe(now, &c.flow, p.acked, p.queued(), p.queued()+p.there, left)
+	t.uplink.observe(now, &c.flow, p, left)
 	if t.link.rate = t.uplink.limit(); t.link.rate == 0 || t.bound > 0 && t.bound < t.link.rate {
 		t.link.rate = t.bound
 	}

@@ -7,12 +7,14 @@ import (
 )
 
 const (
-	// The first settleTime of a probe is left out: a link's token bucket lets bursts pass then, and TCP and the windows have not found
-	// their pace.
-	settleTime = 50 * time.Millisecond
-	// A fit needs fitTime and fitBytes.
-	fitTime  = 120 * time.Millisecond
-	fitBytes = 48 * wire.PacketBytes
+	// The first settleTime of a probe is left out, or the first settleBytes of a fast link: its token bucket lets bursts pass then,
+	// and TCP and the windows have not found their pace.
+	settleTime  = 50 * time.Millisecond
+	settleBytes = 128 * wire.PacketBytes
+	// A fit needs fitTime and fitBytes, or fitEnough.
+	fitTime   = 120 * time.Millisecond
+	fitBytes  = 48 * wire.PacketBytes
+	fitEnough = 256 * wire.PacketBytes
 	// pointTime is the least time between two points, and lookTime between two fits.
 	pointTime = time.Millisecond
 	lookTime  = 10 * time.Millisecond
@@ -26,6 +28,7 @@ const (
 // else the later part of it: at the begin a process may still have been late. It is pure: the times are arguments.
 type fit struct {
 	from, until time.Duration // of the probe
+	mark        uint64        // bytes that had passed before
 	looked      time.Duration // time of the last fit
 	points      []point
 }
@@ -42,7 +45,10 @@ func (f *fit) restart() { f.points = f.points[:0] }
 // observe takes the bytes that have passed until now, while the queue stands. It returns the rate in bytes per second; 0: not known.
 func (f *fit) observe(now time.Duration, passed uint64) float64 {
 	p := point{now.Seconds(), float64(passed)}
-	if n := len(f.points); now < f.from || n > 0 && p.seconds-f.points[n-1].seconds < pointTime.Seconds() {
+	if f.mark == 0 {
+		f.mark = passed
+	}
+	if n := len(f.points); now < f.from && passed-f.mark < settleBytes || n > 0 && p.seconds-f.points[n-1].seconds < pointTime.Seconds() {
 		return 0
 	}
 	f.points = append(f.points, p)
@@ -50,13 +56,19 @@ func (f *fit) observe(now time.Duration, passed uint64) float64 {
 		return 0
 	}
 	f.looked = now
-	for points := f.points; p.seconds-points[0].seconds >= fitTime.Seconds() && p.bytes-points[0].bytes >= fitBytes; {
+	for points := f.points; isLong(points[0], p); {
 		if isStraight(points) {
 			return slope(points)
 		}
 		points = points[pointsBefore(points, points[0].seconds+lookTime.Seconds()):]
 	}
 	return 0
+}
+
+// isLong reports whether what has passed from one point to another is enough for a fit.
+func isLong(from, to point) bool {
+	bytes := to.bytes - from.bytes
+	return bytes >= fitEnough || bytes >= fitBytes && to.seconds-from.seconds >= fitTime.Seconds()
 }
 
 // pointsBefore is the number of points before a time.
@@ -122,6 +134,6 @@ func (c *capacity) probed(now time.Duration, passed uint64, idle bool) {
 	if idle {
 		c.fit.restart()
 	} else if rate := c.fit.observe(now, passed); rate > 0 {
-		c.known = rate
+		c.known, c.sure = rate, rate
 	}
 }

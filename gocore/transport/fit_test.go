@@ -39,7 +39,7 @@ func ramp(wait time.Duration, bytes func(seconds float64) float64) *capacity {
 	c := &capacity{}
 	c.probe(0, probeTime)
 	for now := ms; now < probeTime; now += ms {
-		c.observe(now, uint64(bytes(now.Seconds())), wait, 0)
+		c.observe(now, sight{passed: uint64(bytes(now.Seconds())), wait: wait})
 	}
 	return c
 }
@@ -84,7 +84,7 @@ func TestProbeNeedsAQueueThatStands(t *testing.T) {
 		if now%(100*ms) == 0 {
 			wait = 0
 		}
-		c.observe(now, uint64(25e6*now.Seconds()), wait, 0)
+		c.observe(now, sight{passed: uint64(25e6 * now.Seconds()), wait: wait})
 	}
 	if c.known != 0 {
 		t.Errorf("%.3g B/s are known", c.known)

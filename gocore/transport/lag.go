@@ -111,7 +111,7 @@ func (s stamps) put(h *wire.Header) {
 // observe takes the fields of a header that has just arrived from another host.
 func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 	wait, mean := c.lag.arrived(now, h.Sent)
-	if r.senders == 1 {
+	if r.senders == 1 || h.Kind == wire.Probe { // there are no bursts
 		wait = mean
 	}
 	c.waits.set(now, wait)
@@ -129,7 +129,7 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 		if h.Kind != wire.Probe { // a node that trains already sends what it has, not as much as it can
 			r.t.mu.down.endProbe()
 		}
-		r.t.mu.down.observe(now, r.linked, r.t.mu.down.mainly(now, own, queue), 0)
+		r.t.mu.down.observe(now, sight{passed: r.linked, wait: r.t.mu.down.mainly(now, own, queue)})
 		r.t.mu.Unlock()
 	}
 }

@@ -14,13 +14,14 @@ import (
 // Windows keep the queue before a link short, but not empty: an urgent packet waits there for 2 ms
 // and more. And they do not treat all flows alike: a sum waits for the worker that is behind. So a node that knows its
 // link's rate stays a little below. Then there is no queue, windows are hardly ever full, and the order of the heaps
-// and the weights (weights.go) alone decide. Now and then the node tries whether the link sends more.
+// and the weights (weights.go) alone decide. Now and then the node tries whether the link sends more. Nothing is limited where the
+// plan gives peers unequal parts: flows wait for each other then, by their weights, and the queue keeps the link busy meanwhile.
 const (
 	// A queue of standTime is never empty between two writes.
 	standTime = 500 * time.Microsecond
 	// cruiseTime is the time until it tries whether the link carries more. It waits for a queue for tryTime and tryBytes
 	// then. Only time with packets to send counts.
-	cruiseTime = time.Second
+	cruiseTime = 750 * time.Millisecond
 	tryTime    = 150 * time.Millisecond
 	tryBytes   = 16 * burstBytes
 	// burstBytes may pass a link at once after a pause, or be on their way when the node begins to try.
@@ -35,6 +36,8 @@ const (
 	// then windows limit until new measurements agree.
 	triedGain = 1.03
 	raiseGain = 2
+	// measureEach is the least of a measurement for each flow. What was acknowledged is seen of one after the other.
+	measureEach = 16 * wire.PacketBytes
 	// recentTime is how long a connection counts as active after a write that left packets.
 	recentTime = 50 * time.Millisecond
 )
@@ -52,6 +55,7 @@ type uplink struct {
 	capacity        // of the link, to send
 	acked    uint64 // bytes that all peers have acknowledged
 	active   []*flow
+	weighted bool          // the plan gives peers unequal parts
 	drained  time.Duration // when the queue of the last measurement is gone
 	last     time.Duration // of all observations
 	elapsed  time.Duration // since it began to cruise or to try, while there were packets to send
@@ -66,6 +70,8 @@ type uplink struct {
 // limit is what may be sent, in bytes per second; 0: no limit.
 func (u *uplink) limit() float64 {
 	switch {
+	case u.weighted && len(u.active) > 1:
+		return 0
 	case u.trying:
 		return u.known * tryGain
 	case u.last < u.drained: // nothing is measured meanwhile
@@ -76,11 +82,10 @@ func (u *uplink) limit() float64 {
 	return u.known * cruiseGain
 }
 
-// observe is called after a write of a flow, with what its peer has acknowledged in all, and how long its packets wait. waiting
-// reports whether packets are left to send.
-func (u *uplink) observe(now time.Duration, f *flow, acked uint64, wait, way time.Duration, waiting bool) {
-	u.acked += acked - f.acked
-	f.at, f.acked, f.wait, f.way = now, acked, wait, way
+// observe is called after a write of a flow, with what is known of its path. waiting reports whether packets are left to send.
+func (u *uplink) observe(now time.Duration, f *flow, p path, waiting bool) {
+	u.acked += p.acked - f.acked
+	f.at, f.acked, f.wait, f.way = now, p.acked, p.queued(), p.queued()+p.there
 	u.active = slices.DeleteFunc(u.active, func(g *flow) bool { return g == f || now-g.at > recentTime })
 	if waiting {
 		u.active = append(u.active, f)
@@ -101,7 +106,7 @@ func (u *uplink) observe(now time.Duration, f *flow, acked uint64, wait, way tim
 	if now < u.drained || len(u.active) == 1 && now < u.several && !u.limits() { // its one peer may be slow
 		stands = 0
 	}
-	measured := u.capacity.observe(now, u.acked, stands, own)
+	measured := u.capacity.observe(now, sight{u.acked, stands, 2 * p.mean, uint64(measureEach * len(u.active)), own})
 	switch {
 	case u.known == 0:
 		u.trying = false

@@ -172,13 +172,16 @@ func TestUplinkOfALateSender(t *testing.T) {
 	}
 }
 
+// waits is a path before whose link packets wait.
+func waits(acked uint64, wait time.Duration) path { return path{acked: acked, mean: wait} }
+
 // sends lets a flow have packets to send, or not, for a while, of which all that the limit allows pass.
 func (u *uplink) sends(now, d time.Duration, f *flow, rate float64, wait time.Duration, waiting bool) time.Duration {
 	for end := now + d; now < end; now += ms {
 		if limit := u.limit(); limit > 0 {
 			rate = min(rate, limit)
 		}
-		u.observe(now, f, f.acked+uint64(rate*ms.Seconds()), wait, wait, waiting)
+		u.observe(now, f, waits(f.acked+uint64(rate*ms.Seconds()), wait), waiting)
 	}
 	return now
 }
@@ -189,7 +192,7 @@ func TestUplinkOfFlowsThatDoNotWait(t *testing.T) {
 	var u uplink
 	for i := range 1000 {
 		for f, wait := range map[*flow]time.Duration{fast: 0, slow: 5 * ms, later: 5 * ms} {
-			u.observe(time.Duration(i)*ms, f, f.acked+wire.PacketBytes, wait, wait, f != later || i < 500)
+			u.observe(time.Duration(i)*ms, f, waits(f.acked+wire.PacketBytes, wait), f != later || i < 500)
 		}
 	}
 	if u.known != 0 || len(u.capacity.last) > 0 {
@@ -225,7 +228,7 @@ func TestUplinkLimits(t *testing.T) {
 	other := new(flow)
 	u.sends(now, ms, other, 0, 0, true)
 	expect("two peers", cruiseGain)
-	now = u.sends(now, cruiseTime, f, rate, 0, true)
+	now = u.sends(now, cruiseTime+ms, f, rate, 0, true)
 	expect("after a second", tryGain)
 	before := u.known
 	now = u.sends(now, 2*tryTime, f, 2*rate, 0, true)
@@ -280,6 +283,32 @@ func TestLearnedRateAndBound(t *testing.T) {
 		s.learn(ms, c, path{shortest: ms, mean: ms}, true)
 		if math.Abs(s.link.rate-tc.want) > 0.01 {
 			t.Errorf("%+v: the limit is %v", tc, s.link.rate)
+		}
+	}
+}
+
+// Where the plan gives peers unequal parts flows wait for each other, and nothing is limited.
+func TestUplinkOfUnequalParts(t *testing.T) {
+	const rate = 1e8
+	for _, tc := range []struct {
+		name  string
+		parts map[uint32]float64
+		want  float64
+	}{
+		{"no plan", nil, cruiseGain * rate},
+		{"equal parts", map[uint32]float64{8: 5, 9: 5}, cruiseGain * rate},
+		{"a little less", map[uint32]float64{8: 49, 9: 51}, cruiseGain * rate},
+		{"unequal parts", map[uint32]float64{8: 1, 9: 2}, 0},
+	} {
+		tr := new(Transport)
+		u := &tr.mu.conns.uplink
+		u.known, u.active = rate, []*flow{{}, {}}
+		tr.Weigh(map[uint32]float64{8: 1, 9: 9})
+		if tr.Weigh(tc.parts); u.limit() != tc.want {
+			t.Errorf("%s: the limit is %.3g, expected %.3g", tc.name, u.limit(), tc.want)
+		}
+		if u.active = u.active[:1]; u.limit() != singleGain*rate {
+			t.Errorf("%s, a single peer: the limit is %.3g", tc.name, u.limit())
 		}
 	}
 }

@@ -21,6 +21,8 @@ const (
 	// stallTime is how long others wait for a flow of which the kernel takes nothing: its peer may be stopped. Then it
 	// loses its credit too.
 	stallTime = 50 * time.Millisecond
+	// A flow of less than equalWeight has less than an equal part.
+	equalWeight = 0.95
 )
 
 // Weigh divides this node's traffic over its peers, from now on and in all lanes: traffic is
@@ -36,7 +38,12 @@ func (t *Transport) Weigh(traffic map[uint32]float64) {
 func (t *Transport) setWeights(weights map[uint32]float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.conns.weights = weights
+	t.mu.conns.weights, t.mu.conns.uplink.weighted = weights, false
+	for _, w := range weights {
+		if w < equalWeight {
+			t.mu.conns.uplink.weighted = true
+		}
+	}
 }
 
 // relative divides the positive finite numbers by their mean, and leaves out the others.
@@ -98,7 +105,7 @@ func (t *connSet) charge(now time.Duration, c *conn, bytes int) {
 // heldUntil returns until when c, which is chosen for a write, waits for flows that are behind it; 0 if it
 // need not.
 func (t *connSet) heldUntil(now time.Duration, c *conn) time.Duration {
-	if !c.remote || t.weight(c) >= 1 {
+	if !c.remote || t.weight(c) >= equalWeight {
 		return 0
 	}
 	limit, until := c.service.finish-leadBytes, time.Duration(0)
