@@ -51,6 +51,18 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 	return begun
 }
 
+// Trains reports whether a round of any tensor has begun. A plan that comes earlier would change nothing: see moves.
+func (w *Worker) Trains() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, t := range w.mu.byID {
+		if t.next > 1 {
+			return true
+		}
+	}
+	return false
+}
+
 // moves reports whether the tensor's plan may change. Rank 0 alone knows of its optimiser.
 func (t *tensor) moves(rank0 bool) bool {
 	if t.table != nil || t.policy != wire.Sync || t.rule == nil && t.offset != nil {

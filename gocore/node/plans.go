@@ -17,23 +17,40 @@ const (
 	news = 0.06
 )
 
-// reportCapacities tells the scheduler what this node's link carries, whenever that has changed.
+// reportCapacities tells the scheduler what this node's link and the paths to it carry, whenever that has changed. What a worker
+// learns while tensors get their first values waits until it trains: a plan would come too early for the tensors.
 func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffice) {
 	ticker := time.NewTicker(reportTime)
 	defer ticker.Stop()
 	var last cluster.Capacity
+	trains := false
 	for {
 		select {
 		case <-n.ctx.Done():
 			return
 		case <-ticker.C:
 		}
+		if w := n.worker(); !trains && w != nil && !w.Trains() {
+			continue
+		}
+		trains = true
 		c := cluster.Capacity(tr.Capacity())
-		if differs(c.Up, last.Up) || differs(c.Down, last.Down) || differs(c.CarriedUp, last.CarriedUp) || differs(c.CarriedDown, last.CarriedDown) {
+		if isNews(c, last) {
 			last = c
 			post.Report(c)
 		}
 	}
+}
+
+// isNews reports whether a capacity or a path has changed.
+func isNews(now, last cluster.Capacity) bool {
+	for id, rate := range now.Paths {
+		if differs(rate, last.Paths[id]) {
+			return true
+		}
+	}
+	return len(now.Paths) != len(last.Paths) || differs(now.Up, last.Up) || differs(now.Down, last.Down) ||
+		differs(now.CarriedUp, last.CarriedUp) || differs(now.CarriedDown, last.CarriedDown)
 }
 
 // differs reports whether a capacity is news.

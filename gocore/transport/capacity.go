@@ -7,10 +7,12 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Capacity is what a node has found out about its link, in bytes per second of TCP payload; 0: nothing.
+// Capacity is what a node has found out about its link and the paths to it, in bytes per second of TCP payload; 0: nothing.
 type Capacity struct {
 	Up, Down               float64 // what it carries in each direction
 	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
+
+	Paths map[uint32]float64 // from peers, as far as they carry less than the links at both ends; see paths.go
 }
 
 const (
@@ -117,12 +119,12 @@ func (c *capacity) carried() float64 { return max(c.most[0], c.most[1]) }
 // limits reports whether this link may be the limit. If something else is, less passes than lately.
 func (c *capacity) limits() bool { return c.spans[0] >= idleGain*max(c.known, c.carried()) }
 
-// Capacity returns what this node's link carries, over all lanes.
+// Capacity returns what this node's link and the paths to it carry, over all lanes.
 func (t *Transport) Capacity() Capacity {
 	sum := t.laneCapacity()
 	for _, l := range t.others() {
 		c := l.laneCapacity()
-		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.CarriedUp + c.CarriedUp, sum.CarriedDown + c.CarriedDown}
+		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.CarriedUp + c.CarriedUp, sum.CarriedDown + c.CarriedDown, addPaths(sum.Paths, c.Paths)}
 	}
 	return sum
 }
@@ -131,5 +133,5 @@ func (t *Transport) laneCapacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	up, down := &t.mu.conns.up, &t.mu.down
-	return Capacity{up.known, down.known, up.carried(), down.carried()}
+	return Capacity{up.known, down.known, up.carried(), down.carried(), t.mu.conns.paths()}
 }

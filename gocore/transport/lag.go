@@ -108,18 +108,32 @@ func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
 	c.queued.set(now, time.Duration(h.Queue)*queueUnit)
 	c.uplink.set(now, time.Duration(h.Uplink)*queueUnit)
 	r.linked += wire.HeaderBytes + uint64(h.WireLen)
+	c.linked += wire.HeaderBytes + uint64(h.WireLen)
+	r.compare(now, c)
+}
+
+// compare learns, now and then, from what has arrived over c: what this host's link carries, and the path of c.
+func (r *receiver) compare(now time.Duration, c *conn) {
 	if now-r.compared >= compareTime {
 		r.compared = now
 		queue, own := r.queue(now)
 		r.t.queue.set(now, queue)
+		r.waiting = r.onlyWaiting(now)
 		r.t.mu.Lock()
 		r.t.mu.down.observe(now, r.linked, own)
+		r.t.mu.Unlock()
+	}
+	if now-c.compared >= compareTime {
+		c.compared = now
+		wait := r.onPath(now, c)
+		r.t.mu.Lock()
+		c.path.observe(now, c.linked, wait)
 		r.t.mu.Unlock()
 	}
 }
 
 // queue is the time that packets wait before the link of this host: the shortest wait among
-// all hosts that send at present. With a single sender it is 0, because the queue may be before that sender's link. own
+// all hosts that send at present. With a single sender it is 0, because the queue may be before that sender's link, or on the path. own
 // leaves out what each of them says its packets wait at least, wherever they go.
 func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
 	senders := 0
@@ -133,10 +147,7 @@ func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
 		senders, queue, own = senders+1, min(queue, wait), min(own, wait-uplink)
 	}
 	if senders < 2 {
-		queue = 0
-	}
-	if senders == 0 {
-		own = 0
+		queue, own = 0, 0
 	}
 	return queue, own
 }

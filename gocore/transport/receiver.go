@@ -36,6 +36,7 @@ type receiver struct {
 	reading         *conn         // whose bytes are parsed
 	readAt          time.Duration // time of the last read from another host
 	compared        time.Duration // time of the last comparison of all hosts
+	waiting         *conn         // the only one whose packets waited then, after the link of their host
 	linked          uint64        // bytes that have come from other hosts
 	out             writer        // the writer of flush
 	receivedPackets bool          // packets have arrived since the last sleep
