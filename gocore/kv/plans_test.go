@@ -226,6 +226,18 @@ func TestPromise(t *testing.T) {
 	}
 }
 
+// A worker trains once a round of a tensor has begun that is not its first value.
+func TestTrains(t *testing.T) {
+	d := deskWithRounds(t, 0)
+	if !d.Trains() {
+		t.Error("round 1 has begun")
+	}
+	d.mu.byKey[1].next = 1
+	if d.Trains() {
+		t.Error("nothing but the first value was sent")
+	}
+}
+
 // Tensors of which the aggregators keep more than a round keep their plan.
 func TestTensorsThatKeepTheirPlan(t *testing.T) {
 	moves := func(rank int, change func(t *tensor)) bool {
