@@ -179,11 +179,11 @@ def test_the_path_between_two_nodes():
 
 @needs_network
 def test_a_path_beside_a_delay():
-    paths = {"worker:0-worker:1": "50mbit"}
+    paths = {"worker:0-worker:1": "20mbit"}
     with testbed.TestBed(2, 0, "200mbit", delays={"worker:0": "5ms"}, paths=paths) as bed:
-        code, _, err = run(bed, push(250_000))
+        code, _, err = run(bed, push(500_000))
     assert code == 0, err
-    assert most_in_a_second(bed.record.samples, Link("worker:1", True)) <= 50e6 / 8 * 1.05 + 2 * BURST_BYTES
+    assert most_in_a_second(bed.record.samples, Link("worker:1", True)) <= 20e6 / 8 * 1.05 + 2 * BURST_BYTES
 
 
 @needs_network

@@ -2,12 +2,17 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"fptps/gocore/plan"
 	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
 )
 
 // onHosts makes members with the ids 9, 11, ... (workers), each on the host that is named.
@@ -94,6 +99,37 @@ func TestSlowPathsLimitSums(t *testing.T) {
 		if got := fmt.Sprint("sums ", sums, " ", texts); got != tc.want || !known {
 			t.Errorf("%s: %s, want %s; known: %v", name, got, tc.want, known)
 		}
+	}
+}
+
+// Of many paths to a node the slowest counts, in whatever order they come.
+func TestTheSlowestPathCounts(t *testing.T) {
+	members := append(onHosts("a", "b", "c", "d", "e"), &member{Member: Member{ID: wire.ServerID(0), Role: RoleServer, Host: "s"}})
+	p := planner{reports: map[int]Capacity{8: {Up: 100, Paths: map[uint32]float64{9: 3, 11: 4, 13: 1, 15: 5, 17: 2}}}}
+	for range 20 {
+		list, _ := p.hosts(members)
+		p.limitSums(list)
+		if got := list[5].Nodes[0].Sums; got != 5 {
+			t.Fatalf("server 0 can sum %g, want 5", got)
+		}
+	}
+}
+
+// A report keeps no more than a path from each other member.
+func TestSensiblePaths(t *testing.T) {
+	s := &Scheduler{members: map[int]*member{}}
+	for _, m := range append(onHosts("a", "b"), &member{Member: Member{ID: wire.SchedulerID, Role: RoleScheduler}}) {
+		s.members[m.ID] = m
+	}
+	var list []*pspb.Capacity_Path
+	for _, each := range []struct {
+		node int32
+		rate float64
+	}{{9, 1e6}, {11, math.NaN()}, {11, -1e6}, {11, math.Inf(1)}, {11, 2e6}, {11, 3e6}, {13, 1e6}, {1, 1e6}, {-9, 1e6}, {0, 1e6}, {math.MaxInt32, 1e6}} {
+		list = append(list, &pspb.Capacity_Path{Node: proto.Int32(each.node), Rate: proto.Float64(each.rate)})
+	}
+	if got := s.sensiblePaths(9, append(list, nil, &pspb.Capacity_Path{})); !maps.Equal(got, map[uint32]float64{11: 2e6}) {
+		t.Errorf("%v", got)
 	}
 }
 
