@@ -21,8 +21,9 @@ func (s slowPath) String() string {
 // limitSums bounds what nodes can sum by the paths to them, and returns the paths that do, the slowest first. Of a path between hosts
 // with several nodes each node sees a part only: it counts as not measured, as their links do.
 func (p *planner) limitSums(list []balance.Host) (slow []slowPath) {
-	alone, workers := map[uint32]*balance.Host{}, 0.0
+	alone, workers, nodes, fastest := map[uint32]*balance.Host{}, 0.0, 0, 0.0
 	for i := range list {
+		nodes, fastest = nodes+len(list[i].Nodes), max(fastest, slower(&list[i]))
 		if len(list[i].Nodes) == 1 {
 			alone[list[i].Nodes[0].ID] = &list[i]
 		}
@@ -32,10 +33,14 @@ func (p *planner) limitSums(list []balance.Host) (slow []slowPath) {
 			}
 		}
 	}
+	// Of a slow link an equal part, which one peer gets, may have been taken for a path before the link was known.
+	isPart := func(h *balance.Host, rate float64) bool {
+		return slower(h) < alikeGain*fastest && rate >= alikeGain*slower(h)/float64(nodes-1)
+	}
 	for id, report := range p.reports {
 		for peer, rate := range report.Paths {
 			from, to := alone[peer], alone[uint32(id)]
-			if from == nil || to == nil || rate >= alikeGain*min(slower(from), slower(to)) {
+			if from == nil || to == nil || isPart(from, rate) || isPart(to, rate) {
 				continue
 			}
 			one, other := limitEnd(from, to, workers*rate), limitEnd(to, from, workers*rate)

@@ -69,16 +69,22 @@ func TestSlowPathsLimitSums(t *testing.T) {
 		reports map[int]Capacity
 		want    string
 	}{
-		"none":                             {apart, paths(8, nil), "sums map[] []"},
-		"worker to server":                 {apart, paths(8, map[uint32]float64{9: 10}), "sums map[8:30] [worker 0 to server 0 carries 10]"},
-		"server to worker":                 {apart, paths(11, map[uint32]float64{8: 10}), "sums map[8:30] [server 0 to worker 1 carries 10]"},
-		"the slower one counts":            {apart, paths(8, map[uint32]float64{9: 10, 11: 8}), "sums map[8:24] [worker 1 to server 0 carries 8 worker 0 to server 0 carries 10]"},
-		"between workers":                  {apart, paths(11, map[uint32]float64{13: 10}), "sums map[11:15 13:15] [worker 2 to worker 1 carries 10]"},
-		"between servers nothing passes":   {apart, paths(8, map[uint32]float64{10: 1}), "sums map[] []"},
-		"the server's link allows no more": {apart, paths(8, map[uint32]float64{9: 31}), "sums map[] []"},
-		"as slow as the worker's link":     {apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 9.5}}}, "sums map[] []"},
-		"of nodes that share a link":       {together, paths(8, map[uint32]float64{11: 10}), "sums map[] []"},
-		"of a node that is not there":      {apart, paths(15, map[uint32]float64{9: 10, 17: 10}), "sums map[] []"},
+		"none":                               {apart, paths(8, nil), "sums map[] []"},
+		"worker to server":                   {apart, paths(8, map[uint32]float64{9: 10}), "sums map[8:30] [worker 0 to server 0 carries 10]"},
+		"server to worker":                   {apart, paths(11, map[uint32]float64{8: 10}), "sums map[8:30] [server 0 to worker 1 carries 10]"},
+		"the slower one counts":              {apart, paths(8, map[uint32]float64{9: 10, 11: 8}), "sums map[8:24] [worker 1 to server 0 carries 8 worker 0 to server 0 carries 10]"},
+		"between workers":                    {apart, paths(11, map[uint32]float64{13: 10}), "sums map[11:15 13:15] [worker 2 to worker 1 carries 10]"},
+		"between servers nothing passes":     {apart, paths(8, map[uint32]float64{10: 1}), "sums map[] []"},
+		"the server's link allows no more":   {apart, paths(8, map[uint32]float64{9: 31}), "sums map[] []"},
+		"as slow as the worker's link":       {apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 9.5}}}, "sums map[] []"},
+		"an equal part of the worker's link": {apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 2.4}}}, "sums map[] []"},
+		"an equal part of a fast link":       {apart, paths(8, map[uint32]float64{9: 25}), "sums map[8:75] [worker 0 to server 0 carries 25]"},
+		"less than that": {
+			apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 2}}}, "sums map[8:6] [worker 0 to server 0 carries 2]",
+		},
+		"an equal part of the server's link": {apart, map[int]Capacity{9: {Up: 100}, 8: {Up: 20, Paths: map[uint32]float64{9: 5}}}, "sums map[] []"},
+		"of nodes that share a link":         {together, paths(8, map[uint32]float64{11: 10}), "sums map[] []"},
+		"of a node that is not there":        {apart, paths(15, map[uint32]float64{9: 10, 17: 10}), "sums map[] []"},
 		"links were not measured, paths were": {
 			apart, map[int]Capacity{8: {CarriedUp: 100, Paths: map[uint32]float64{9: 10}}}, "sums map[8:30] [worker 0 to server 0 carries 10]",
 		},

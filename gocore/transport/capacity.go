@@ -43,7 +43,7 @@ type measurement struct {
 	taken time.Duration
 }
 
-// capacity estimates what a link carries in one direction. It is pure: the times are arguments. While a queue stands
+// capacity estimates what a link, or a path, carries in one direction. It is pure: the times are arguments. While a queue stands
 // before the link, what passes is its capacity. Without a queue something else is the limit, and nothing is learned but
 // that the link carries at least that much.
 type capacity struct {
