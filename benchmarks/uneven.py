@@ -45,7 +45,11 @@ NEAR: Final = 1.05
 
 @dataclass(frozen=True)
 class Case:
-    """A cluster and its links. rates: of those that are not rate; changes: (iteration of worker 0, node, rate)."""
+    """A cluster and its links.
+
+    rates: of those that are not rate; changes: (iteration of worker 0, node, rate); paths: rates between a worker and a
+    server, as "worker:0-server:0".
+    """
 
     name: str
     workers: int
@@ -56,6 +60,7 @@ class Case:
     loss: str = ""
     rate: str = RATE
     scale: float = SCALE
+    paths: Mapping[str, str] = field(default_factory=dict)
 
 
 FALLS_AND_RISES: Final = ((10, "server:0", "50mbit"), (25, "server:0", RATE))
@@ -74,6 +79,8 @@ CASES: Final = (
     Case("4x4, server 0 sends at 1/4", 4, 4, {"server:0": "50mbit,200mbit"}),
     Case("4x4, server 0 receives at 1/4", 4, 4, {"server:0": "200mbit,50mbit"}),
     Case("4x4, servers 0 and 1 at 1/4", 4, 4, {"server:0": "50mbit", "server:1": "50mbit"}),
+    Case("4x4, worker 0 to server 0 at 1/8", 4, 4, paths={"worker:0-server:0": "25mbit"}),
+    Case("4x2, worker 0 to server 0 at 1/8", 4, 2, paths={"worker:0-server:0": "25mbit"}),
     Case("4x4, server 0 falls to 1/4 and rises", 4, 4, {}, FALLS_AND_RISES),
     Case("4x4, 40 Mbit/s, the same", 4, 4, {}, SLOWLY, rate=SLOW_RATE, scale=SLOW_SCALE),
     Case("4x4, 40 Mbit/s, the same with 30 ms of delay", 4, 4, {}, SLOWLY, "15ms", "", SLOW_RATE, SLOW_SCALE),
@@ -81,20 +88,23 @@ CASES: Final = (
 )
 
 
-def model_rate(workers: Sequence[Rate], servers: Sequence[Rate]) -> float:
+def model_rate(workers: Sequence[Rate], servers: Sequence[Rate], paths: Mapping[int, str] | None = None) -> float:
     """Bytes per second at which gradients can be summed, if the summing is divided so that a round is shortest.
 
     In a round that takes T seconds for each byte of the model, a server whose link carries c bytes per second can sum
     T c / W of it, and a worker (T c - 1) / (W - 2): it sends what it does not sum, and W - 1 times what it does
-    (docs/balance.md). The least T with which all of them sum the whole model is found by halving.
+    (docs/balance.md). The least T with which all of them sum the whole model is found by halving. paths: by server,
+    the rate of its slowest path to a worker. All that a server sums passes there once each way: T p of it at most.
     """
     n = len(workers)
     worker = [min(payload_rate(bits(rate.send)), payload_rate(bits(rate.receive))) for rate in workers]
-    server = [min(payload_rate(bits(rate.send)), payload_rate(bits(rate.receive))) for rate in servers]
+    server = [min(payload_rate(bits(rate.send)), payload_rate(bits(rate.receive))) / n for rate in servers]
+    for number, rate in (paths or {}).items():
+        server[number] = min(server[number], payload_rate(bits(rate)))
 
     def sums(seconds: float) -> float:
         own = sum(min(1.0, (seconds * c - 1) / (n - 2)) if n > 2 else 1.0 for c in worker)
-        return own + sum(seconds * c / n for c in server)
+        return own + sum(seconds * c for c in server)
 
     low = 1 / min(worker)
     high = n * n / min(worker)
@@ -104,6 +114,18 @@ def model_rate(workers: Sequence[Rate], servers: Sequence[Rate]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if sums(middle) >= 1 else (middle, high)
     return 1 / high
+
+
+def server_paths(paths: Mapping[str, str]) -> dict[int, str]:
+    """The slowest path of each server that has one. Only those between workers and servers have a bound here."""
+    slowest: dict[int, str] = {}
+    for pair, rate in paths.items():
+        server, worker = sorted(pair.split("-"))
+        if not (server.startswith("server:") and worker.startswith("worker:")):
+            raise ValueError(f"{pair!r}: a worker and a server are expected, as in worker:0-server:0")
+        number = int(server.partition(":")[2])
+        slowest[number] = min(slowest.get(number, rate), rate, key=bits)
+    return slowest
 
 
 def bounds(case: Case, profile: Profile) -> list[float]:
@@ -117,7 +139,7 @@ def bounds(case: Case, profile: Profile) -> list[float]:
             [rate for name, rate in links.items() if rate is not None and name.startswith(role)]
             for role in ("worker", "server")
         )
-        found.append(iteration_s(profile.layers, model_rate(workers, servers)))
+        found.append(iteration_s(profile.layers, model_rate(workers, servers, server_paths(case.paths))))
     return found
 
 
@@ -131,7 +153,17 @@ def sample(case: Case) -> dict[str, Any]:
     losses = {"all": case.loss} if case.loss else {}
     command = [sys.executable, "-m", "fptps", "bench", "trainer", "--profile", str(path)]
     command += ["--scale", str(case.scale), "--iterations", str(ITERATIONS), "--json"]
-    with TestBed(case.workers, case.servers, case.rate, case.rates, delays=delays, losses=losses, script=script) as bed:
+    bed = TestBed(
+        case.workers,
+        case.servers,
+        case.rate,
+        case.rates,
+        delays=delays,
+        losses=losses,
+        script=script,
+        paths=case.paths,
+    )
+    with bed:
         code = bed.run(command, out=out, err=err)
         found = phases(bed.record.iterations(), bed.record.events)
     if code != 0:

@@ -22,7 +22,7 @@ from fptps.cluster._supervisor import Supervisor
 from . import check, found, usage
 from .director import TIMELINE, Director, Flows
 from .network import MOST_PER_ROLE, OUTSIDE, QUEUE, Network, find_way
-from .quantities import Hindrance, Link, Rate, TestBedError, bits, check_nodes, value_of
+from .quantities import Hindrance, Link, Pair, Rate, TestBedError, bits, check_nodes, value_of
 from .record import Record
 from .script import Begin, Change, Entry, nodes_of
 from .usage import Sampler
@@ -48,7 +48,9 @@ class TestBed:
     ("1gbit,500mbit"); rates: of single ones ("server:0") or of a role ("server"); queue: how many bytes wait at each
     end of a link before packets are dropped; give_rates: have FPTPS_LINK_RATE set on each node to what its link sends;
     delays, losses: of nodes, roles or "all": {"all": "15ms", "worker:0": "5ms,20ms"}, {"server": "0.1%"}; seed: chooses
-    the packets that are lost; script: what changes during each run (script.change() and script.traffic()).
+    the packets that are lost; script: what changes during each run (script.change() and script.traffic()); paths: the
+    rates, in each direction, of pairs of nodes between which less passes than over their links:
+    {"worker:0-server:0": "20mbit"}.
     The network ends with its block, or the thread that entered it.
     """
 
@@ -64,6 +66,7 @@ class TestBed:
         losses: Mapping[str, str] | None = None,
         seed: int = 0,
         script: Sequence[Entry] = (),
+        paths: Mapping[str, str] | None = None,
     ) -> None:
         for role, count, least in (("workers", workers, 1), ("servers", servers, 0)):
             if not least <= count <= MOST_PER_ROLE:
@@ -77,6 +80,7 @@ class TestBed:
         self._planned = plan(workers, servers, rate, rates or {})
         shaped = [node for node, rate in self._planned.items() if rate]
         self._hindrances = plan_hindrances(shaped, delays or {}, losses or {})
+        self._paths = plan_paths(shaped, paths or {})
         self._script = checked(script, shaped)
         self._queue = queue
         self._give_rates = give_rates
@@ -87,7 +91,7 @@ class TestBed:
 
     def __enter__(self) -> TestBed:
         nodes = {**self._planned, OUTSIDE: None}
-        self._network = Network(nodes, self._queue, self._hindrances, self._seed)
+        self._network = Network(nodes, self._queue, self._hindrances, self._seed, self._paths)
         self._dropped = dict.fromkeys(self._network.drops(), 0)
         return self
 
@@ -229,6 +233,18 @@ def plan_hindrances(nodes: Sequence[str], delays: Mapping[str, str], losses: Map
     check_nodes(losses, nodes)
     planned = {node: Hindrance.parse(value_of(node, delays, "0s"), value_of(node, losses, "0%")) for node in nodes}
     return {node: hindrance for node, hindrance in planned.items() if any(hindrance)}
+
+
+def plan_paths(nodes: Sequence[str], paths: Mapping[str, str]) -> dict[Pair, str]:
+    """The rates of pairs of nodes, in tc's words; nodes: those whose links are shaped."""
+    planned: dict[Pair, str] = {}
+    for text, rate in paths.items():
+        pair = Pair.parse(text, nodes)
+        if pair in planned:
+            raise ValueError(f"{text!r}: the path between the two is given twice")
+        bits(rate)
+        planned[pair] = rate
+    return planned
 
 
 def checked(script: Sequence[Entry], nodes: Sequence[str]) -> Sequence[Entry]:

@@ -37,6 +37,11 @@ def by_node(texts: tuple[str, ...]) -> dict[str, str]:
     return dict(assignment(text) if "=" in text else (EVERY, text) for text in texts)
 
 
+def by_pair(texts: tuple[str, ...]) -> dict[str, str]:
+    """What is given for pairs of nodes."""
+    return dict(assignment(text, "NODE-NODE=RATE is expected, as in worker:0-server:0=20mbit") for text in texts)
+
+
 def flow_option(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option for another program's traffic."""
     text = f"Another program's {kind.upper()} traffic over a node's link from BEGIN to END (none: to the run's end)."
@@ -52,6 +57,13 @@ def flow_option(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     multiple=True,
     metavar="[NODE=]SEND[,RECEIVE]",
     help=f"Rate of every link [{RATE}], or of NODE's: server:0, worker:3, server (all of them).",
+)
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    metavar="NODE-NODE=RATE",
+    help="Rate of the path between two nodes, each way, if it carries less than their links: worker:0-server:0=20mbit.",
 )
 @click.option(
     "--queue", default=QUEUE, show_default=True, help="Bytes that wait for a link before packets are dropped."
@@ -83,6 +95,7 @@ def main(
     workers: int,
     servers: int,
     rates: tuple[str, ...],
+    paths: tuple[str, ...],
     queue: str,
     delays: tuple[str, ...],
     losses: tuple[str, ...],
@@ -107,7 +120,17 @@ def main(
     try:
         script = script_of(changes, {"tcp": tcp, "udp": udp})
         bed = TestBed(
-            workers, servers, RATE, by_node(rates), queue, give_rates, by_node(delays), by_node(losses), seed, script
+            workers,
+            servers,
+            RATE,
+            by_node(rates),
+            queue,
+            give_rates,
+            by_node(delays),
+            by_node(losses),
+            seed,
+            script,
+            by_pair(paths),
         )
         with bed:
             if checks:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from fptps.cluster._supervisor import SPAWN
 
 from .program import Program
-from .quantities import Hindrance, Link, Rate, TestBedError
+from .quantities import Hindrance, Link, Pair, Rate, TestBedError
 
 PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 """The tools and where they come from."""
@@ -156,8 +156,8 @@ def run_all(jobs: Iterable[tuple[list[str], str]]) -> list[str]:
 class Network:
     """The network of some nodes ("scheduler", "server:0", "worker:3"); rates: theirs, or None for a link of any rate.
 
-    hindrances: the delay and loss of some nodes' links; seed: chooses the packets that are lost. The network ends with
-    the thread that makes it, at the latest.
+    hindrances: the delay and loss of some nodes' links; seed: chooses the packets that are lost; paths: the rates, each
+    way, of some pairs. The network ends with the thread that makes it, at the latest.
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class Network:
         queue: str = QUEUE,
         hindrances: Mapping[str, Hindrance] | None = None,
         seed: int = 0,
+        paths: Mapping[Pair, str] | None = None,
     ) -> None:
         self.rates = dict(rates)
         self.nodes = list(rates)
@@ -178,6 +179,8 @@ class Network:
             self._make_namespaces()
             self._start_forwarders(seed)
             self._make_links()
+            for number, (pair, rate) in enumerate((paths or {}).items()):
+                self._make_path(number, pair, rate)
             self._shape("add", {node: rate for node, rate in rates.items() if rate})
         except BaseException:
             self.close()
@@ -305,6 +308,28 @@ class Network:
             )
             for node in self.nodes
         )
+
+    def _make_path(self, number: int, pair: Pair, rate: str) -> None:
+        """Makes two nodes send to each other through an interface of their own, shaped, on top of the link's.
+
+        Its bytes therefore pass both links, too. The neighbour is set, as an interface that asked for it would also
+        answer other nodes' questions for the node's address.
+        """
+        macs = [f"02:00:00:{number >> 8:02x}:{number & 255:02x}:{end:02x}" for end in range(2)]
+        for node, peer, mac, peer_mac in zip(pair, reversed(pair), macs, reversed(macs)):
+            device, address = end_of(peer), self.address(peer)
+            lines = [
+                f"link add link {INTERFACE} name {device} address {mac} type macvlan mode private",
+                f"link set dev {device} arp off",
+                *up(device),
+                f"route add {address}/32 dev {device} src {self.address(node)}",
+                f"neigh add {address} lladdr {peer_mac} dev {device} nud permanent",
+            ]
+            try:
+                run_all([([*self.enter(node), tool("ip"), "-batch", "-"], "\n".join(lines))])
+            except TestBedError as error:
+                raise TestBedError(f"no path {pair} can be made ({error}): try `modprobe macvlan` as root") from None
+            run_all([([*self.enter(node), tool("tc"), "-batch", "-"], self._qdisc("add", device, rate))])
 
     def _shape(self, verb: str, rates: Mapping[str, Rate]) -> None:
         """Sets rates by tc: the sending rate at the node's end, the receiving rate at the bridge's end."""

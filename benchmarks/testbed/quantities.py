@@ -47,12 +47,35 @@ def both_ways(text: str) -> tuple[str, str]:
     return send, receive or send
 
 
-def assignment(text: str) -> tuple[str, str]:
+def assignment(text: str, form: str = "NODE=VALUE is expected, as in worker:1=250mbit") -> tuple[str, str]:
     """The node and its value in "worker:1=250mbit"."""
     node, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"{text!r}: NODE=VALUE is expected, as in worker:1=250mbit")
+        raise ValueError(f"{text!r}: {form}")
     return node, value
+
+
+class Pair(NamedTuple):
+    """Two nodes with a path of its own between them."""
+
+    first: str
+    second: str
+
+    @classmethod
+    def parse(cls, text: str, nodes: Sequence[str]) -> Pair:
+        """From "worker:0-server:0"; nodes: those that there are."""
+        pair = text.split("-")
+        if len(pair) != 2:
+            raise ValueError(f"{text!r} is not a pair of nodes: two are expected, as in worker:0-server:0")
+        for node in pair:
+            if node not in nodes:
+                raise ValueError(f"{text!r}: there is no {node!r}: {', '.join(nodes)} are expected")
+        if pair[0] == pair[1]:
+            raise ValueError(f"{text!r}: a path is between two nodes")
+        return cls(*sorted(pair))
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.second}"
 
 
 class Rate(NamedTuple):

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -35,10 +36,17 @@ const (
 	burstGain = 0.75
 )
 
-// Capacity is what a node has found out about its link, in bytes per second; 0: nothing.
+// Capacity is what a node has found out about its link and the paths to it, in bytes per second; 0: nothing.
 type Capacity struct {
 	Up, Down               float64 // what it carries in each direction
 	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
+
+	Paths map[uint32]float64 // from other nodes, which carry less than the links at both ends; see paths.go
+}
+
+func (c Capacity) equal(other Capacity) bool {
+	return c.Up == other.Up && c.Down == other.Down && c.CarriedUp == other.CarriedUp && c.CarriedDown == other.CarriedDown &&
+		maps.Equal(c.Paths, other.Paths)
 }
 
 // planner decides which plan the cluster uses. It computes the best plan for the links as they are, and
@@ -74,7 +82,7 @@ type change struct {
 
 // report takes a node's report.
 func (p *planner) report(now time.Time, id int, c Capacity) {
-	if !p.active || p.reports[id] == c {
+	if !p.active || p.reports[id].equal(c) {
 		return
 	}
 	p.reports[id] = c
@@ -100,6 +108,7 @@ func (p *planner) look(now time.Time, members []*member) *change {
 	if !known {
 		return nil
 	}
+	slow := p.limitSums(hosts)
 	better, err := p.watch.Observe(hosts, p.shares, p.leastGain(now))
 	if err != nil || better == nil { // an error: a capacity is nonsense
 		if p.looks == 0 && len(p.changed) > 0 { // a smaller gain will do later
@@ -107,7 +116,7 @@ func (p *planner) look(now time.Time, members []*member) *change {
 		}
 		return nil
 	}
-	return p.introduce(now, better.Shares, p.describe(better, members))
+	return p.introduce(now, better.Shares, p.describe(better, members, slow))
 }
 
 // introduce begins a change.
@@ -198,17 +207,18 @@ func (p *planner) due() time.Time {
 	return p.again
 }
 
-// hosts lists the links with their capacities; known reports whether at least one has been measured. A link that has not is
+// hosts lists the links with their capacities; known reports whether at least one link or path has been measured. A link that has not is
 // taken to be as fast as the fastest: if it is slower, it becomes the slowest under the next plan, and is measured
 // then. Of a link with several nodes behind it each node sees a part only: it counts as not measured.
 func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	list = hosts(members)
-	fastest, carried := 0.0, 0.0
+	fastest, carried, paths := 0.0, 0.0, 0
 	for _, c := range p.reports {
+		paths += len(c.Paths)
 		fastest = max(fastest, c.Up, c.Down)
 		carried = max(carried, c.CarriedUp, c.CarriedDown)
 	}
-	if fastest == 0 {
+	if fastest == 0 && (paths == 0 || carried == 0) {
 		return list, false
 	}
 	if fastest < burstGain*carried { // of the fast links none was measured
@@ -234,8 +244,11 @@ func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 }
 
 // describe says what changes, and why.
-func (p *planner) describe(better *balance.Change, members []*member) string {
-	var moves, links []string
+func (p *planner) describe(better *balance.Change, members []*member, slow []slowPath) string {
+	var moves, rates []string
+	for _, path := range slow {
+		rates = append(rates, path.String())
+	}
 	for _, m := range members {
 		from, to := percent(p.shares, m.ID), percent(better.Shares, m.ID)
 		if from != to {
@@ -247,12 +260,15 @@ func (p *planner) describe(better *balance.Change, members []*member) string {
 			rate float64
 		}{{"sends", c.Up}, {"receives", c.Down}} {
 			if direction.rate > 0 {
-				links = append(links, fmt.Sprintf("%s %s %.0f Mbit/s", Name(m.ID), direction.name, direction.rate*8/1e6))
+				rates = append(rates, fmt.Sprintf("%s %s %s", Name(m.ID), direction.name, megabits(direction.rate)))
 			}
 		}
 	}
-	return fmt.Sprintf("%s; rounds take %.0f%% longer without, as %s", shorten(moves), 100*better.Gain, shorten(links))
+	return fmt.Sprintf("%s; rounds take %.0f%% longer without, as %s", shorten(moves), 100*better.Gain, shorten(rates))
 }
+
+// megabits writes a rate in bytes per second.
+func megabits(rate float64) string { return fmt.Sprintf("%.0f Mbit/s", rate*8/1e6) }
 
 // shorten joins the first of many texts.
 func shorten(texts []string) string {

@@ -2,12 +2,17 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"fptps/gocore/plan"
 	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
 )
 
 // onHosts makes members with the ids 9, 11, ... (workers), each on the host that is named.
@@ -48,6 +53,117 @@ func TestCapacitiesOfHosts(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("%s: %s, want %s", name, got, tc.want)
 		}
+	}
+}
+
+// A path bounds what a server sums to what a worker can exchange with it over the path, W times its rate; two workers share theirs.
+func TestSlowPathsLimitSums(t *testing.T) {
+	apart := append(onHosts("a", "b", "c"), &member{Member: Member{ID: wire.ServerID(0), Role: RoleServer, Host: "d"}},
+		&member{Member: Member{ID: wire.ServerID(1), Role: RoleServer, Host: "e"}})
+	together := append(onHosts("a", "b", "b"), &member{Member: Member{ID: wire.ServerID(0), Role: RoleServer, Host: "d"}})
+	paths := func(id int, rates map[uint32]float64) map[int]Capacity {
+		return map[int]Capacity{9: {Up: 100}, id: {Up: 100, Paths: rates}}
+	}
+	for name, tc := range map[string]struct {
+		members []*member
+		reports map[int]Capacity
+		want    string
+	}{
+		"none":                               {apart, paths(8, nil), "sums map[] []"},
+		"worker to server":                   {apart, paths(8, map[uint32]float64{9: 10}), "sums map[8:30] [worker 0 to server 0 carries 10]"},
+		"server to worker":                   {apart, paths(11, map[uint32]float64{8: 10}), "sums map[8:30] [server 0 to worker 1 carries 10]"},
+		"the slower one counts":              {apart, paths(8, map[uint32]float64{9: 10, 11: 8}), "sums map[8:24] [worker 1 to server 0 carries 8 worker 0 to server 0 carries 10]"},
+		"between workers":                    {apart, paths(11, map[uint32]float64{13: 10}), "sums map[11:15 13:15] [worker 2 to worker 1 carries 10]"},
+		"between servers nothing passes":     {apart, paths(8, map[uint32]float64{10: 1}), "sums map[] []"},
+		"the server's link allows no more":   {apart, paths(8, map[uint32]float64{9: 31}), "sums map[] []"},
+		"as slow as the worker's link":       {apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 9.5}}}, "sums map[] []"},
+		"an equal part of the worker's link": {apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 2.4}}}, "sums map[] []"},
+		"an equal part of a fast link":       {apart, paths(8, map[uint32]float64{9: 25}), "sums map[8:75] [worker 0 to server 0 carries 25]"},
+		"less than that": {
+			apart, map[int]Capacity{9: {Up: 10}, 8: {Up: 100, Paths: map[uint32]float64{9: 2}}}, "sums map[8:6] [worker 0 to server 0 carries 2]",
+		},
+		"an equal part of the server's link": {apart, map[int]Capacity{9: {Up: 100}, 8: {Up: 20, Paths: map[uint32]float64{9: 5}}}, "sums map[] []"},
+		"of nodes that share a link":         {together, paths(8, map[uint32]float64{11: 10}), "sums map[] []"},
+		"of a node that is not there":        {apart, paths(15, map[uint32]float64{9: 10, 17: 10}), "sums map[] []"},
+		"links were not measured, paths were": {
+			apart, map[int]Capacity{8: {CarriedUp: 100, Paths: map[uint32]float64{9: 10}}}, "sums map[8:30] [worker 0 to server 0 carries 10]",
+		},
+	} {
+		p := planner{reports: tc.reports}
+		list, known := p.hosts(tc.members)
+		slow, sums, texts := p.limitSums(list), map[uint32]float64{}, []string{}
+		for _, h := range list {
+			for _, n := range h.Nodes {
+				if n.Sums < 1000 {
+					sums[n.ID] = n.Sums
+				}
+			}
+		}
+		for _, path := range slow {
+			texts = append(texts, fmt.Sprintf("%s to %s carries %g", Name(path.from), Name(path.to), path.rate))
+		}
+		if got := fmt.Sprint("sums ", sums, " ", texts); got != tc.want || !known {
+			t.Errorf("%s: %s, want %s; known: %v", name, got, tc.want, known)
+		}
+	}
+}
+
+// Of many paths to a node the slowest counts, in whatever order they come.
+func TestTheSlowestPathCounts(t *testing.T) {
+	members := append(onHosts("a", "b", "c", "d", "e"), &member{Member: Member{ID: wire.ServerID(0), Role: RoleServer, Host: "s"}})
+	p := planner{reports: map[int]Capacity{8: {Up: 100, Paths: map[uint32]float64{9: 3, 11: 4, 13: 1, 15: 5, 17: 2}}}}
+	for range 20 {
+		list, _ := p.hosts(members)
+		p.limitSums(list)
+		if got := list[5].Nodes[0].Sums; got != 5 {
+			t.Fatalf("server 0 can sum %g, want 5", got)
+		}
+	}
+}
+
+// A report keeps no more than a path from each other member.
+func TestSensiblePaths(t *testing.T) {
+	s := &Scheduler{members: map[int]*member{}}
+	for _, m := range append(onHosts("a", "b"), &member{Member: Member{ID: wire.SchedulerID, Role: RoleScheduler}}) {
+		s.members[m.ID] = m
+	}
+	var list []*pspb.Capacity_Path
+	for _, each := range []struct {
+		node int32
+		rate float64
+	}{{9, 1e6}, {11, math.NaN()}, {11, -1e6}, {11, math.Inf(1)}, {11, 2e6}, {11, 3e6}, {13, 1e6}, {1, 1e6}, {-9, 1e6}, {0, 1e6}, {math.MaxInt32, 1e6}} {
+		list = append(list, &pspb.Capacity_Path{Node: proto.Int32(each.node), Rate: proto.Float64(each.rate)})
+	}
+	if got := s.sensiblePaths(9, append(list, nil, &pspb.Capacity_Path{})); !maps.Equal(got, map[uint32]float64{11: 2e6}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// Paths as fast as the links, or shares of a link that were taken for paths, change no plan.
+func TestFastPathsChangeNoPlan(t *testing.T) {
+	members := onHosts("a", "b", "c", "d")
+	for rank := range 4 {
+		members = append(members, &member{Member: Member{ID: wire.ServerID(rank), Role: RoleServer, Host: fmt.Sprint(rank), Share: 1}})
+	}
+	for _, m := range members[:4] {
+		m.Share = 0
+	}
+	now, random := time.Unix(0, 0), rand.New(rand.NewPCG(3, 4))
+	p := planner{active: true, shares: sharesIn(members), reports: map[int]Capacity{}}
+	for range 1000 {
+		for _, m := range members {
+			c := Capacity{Up: 1e7, Down: 1e7, Paths: map[uint32]float64{}}
+			for _, peer := range members {
+				if peer != m && random.IntN(3) == 0 {
+					c.Paths[uint32(peer.ID)] = 1e7 * (0.24 + random.Float64())
+				}
+			}
+			p.report(now, m.ID, c)
+		}
+		if c := p.look(now, members); c != nil {
+			t.Fatalf("a new plan: %s", c.why)
+		}
+		now = now.Add(observeTime)
 	}
 }
 

@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -21,7 +23,21 @@ var errNoSuchNode = errors.New("a node of it is not in the cluster")
 func (s *Scheduler) stepCapacity(now time.Time, from *member, c *pspb.Capacity) {
 	s.planner.report(now, from.ID, Capacity{
 		Up: sensible(c.GetUp()), Down: sensible(c.GetDown()), CarriedUp: sensible(c.GetCarriedUp()), CarriedDown: sensible(c.GetCarriedDown()),
+		Paths: s.sensiblePaths(from.ID, c.GetPath()),
 	})
+}
+
+// sensiblePaths are the paths to a node from others of the cluster, the first one from each.
+func (s *Scheduler) sensiblePaths(to int, list []*pspb.Capacity_Path) map[uint32]float64 {
+	paths := map[uint32]float64{}
+	for _, path := range list {
+		id, rate := int(path.GetNode()), sensible(path.GetRate())
+		_, twice := paths[uint32(id)]
+		if rate > 0 && !twice && id != to && s.members[id] != nil && s.members[id].Role != RoleScheduler {
+			paths[uint32(id)] = rate
+		}
+	}
+	return paths
 }
 
 // sensible is a rate in bytes per second that a link may have, else 0: not known.
@@ -109,14 +125,19 @@ func (s *Scheduler) inOrder() []*member {
 	return members
 }
 
-// Report tells the scheduler what this node has found out about its link.
+// Report tells the scheduler what this node has found out about its link and the paths to it.
 func (p *Postoffice) Report(c Capacity) {
+	var paths []*pspb.Capacity_Path
+	for _, id := range slices.Sorted(maps.Keys(c.Paths)) {
+		paths = append(paths, &pspb.Capacity_Path{Node: proto.Int32(int32(id)), Rate: proto.Float64(c.Paths[id])})
+	}
 	p.loop.do(func() {
 		if p.failure != nil {
 			return
 		}
 		p.send(&pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: &pspb.Capacity{
 			Up: positive(c.Up), Down: positive(c.Down), CarriedUp: positive(c.CarriedUp), CarriedDown: positive(c.CarriedDown),
+			Path: paths,
 		}}})
 	})
 }

@@ -108,7 +108,7 @@ func (s *script) command(line string) {
 		m := barrierMessage(AllGroup, 0, 0, true)
 		m.Own = &pspb.Meta_Closed{Closed: &pspb.Closed{Counts: []uint32{2, 1}, Rounds: []uint64{20, 19}}}
 		s.step(values, nodeID(words[0]), m)
-	case "capacity": // Mbit/s
+	case "capacity": // Mbit/s; "w0:20" is a path
 		rate := func(name string) *float64 {
 			megabits, err := strconv.ParseFloat(values[name], 64)
 			if err != nil {
@@ -117,6 +117,11 @@ func (s *script) command(line string) {
 			return proto.Float64(megabits * 1e6 / 8)
 		}
 		m := &pspb.Capacity{Up: rate("up"), Down: rate("down"), CarriedUp: rate("carried")}
+		for _, word := range words[1:] {
+			name, _, _ := strings.Cut(word, ":")
+			values[name] = word[len(name)+1:]
+			m.Path = append(m.Path, &pspb.Capacity_Path{Node: proto.Int32(int32(nodeID(name))), Rate: rate(name)})
+		}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: m}})
 	case "promise": // of two tensors, and of a third that keeps its plan
 		m := &pspb.Promise{Plan: proto.Uint32(uint32(number(values["plan"], 0))), Counts: []uint32{2, 1}, Rounds: []uint64{uint64(number(values["round"], 0)), wire.NoRound}, Unpushed: proto.Uint32(uint32(number(values["unpushed"], 0)))}

@@ -17,7 +17,7 @@ const (
 	news = 0.06
 )
 
-// reportCapacities tells the scheduler what this node's link carries, whenever that has changed.
+// reportCapacities tells the scheduler what this node's link and the paths to it carry, whenever that has changed.
 func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffice) {
 	ticker := time.NewTicker(reportTime)
 	defer ticker.Stop()
@@ -30,7 +30,7 @@ func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffic
 		case <-ticker.C:
 		}
 		c := cluster.Capacity(tr.Capacity())
-		if differs(c.Up, last.Up) || differs(c.Down, last.Down) || differs(c.CarriedUp, last.CarriedUp) || differs(c.CarriedDown, last.CarriedDown) {
+		if isNews(c, last) {
 			last = c
 			post.Report(c)
 		}
@@ -39,6 +39,17 @@ func (n *Node) reportCapacities(tr *transport.Transport, post *cluster.Postoffic
 			n.log.Info(probed(tr.Stats().ProbeBytes, c))
 		}
 	}
+}
+
+// isNews reports whether a capacity or a path has changed.
+func isNews(now, last cluster.Capacity) bool {
+	for id, rate := range now.Paths {
+		if differs(rate, last.Paths[id]) {
+			return true
+		}
+	}
+	return len(now.Paths) != len(last.Paths) || differs(now.Up, last.Up) || differs(now.Down, last.Down) ||
+		differs(now.CarriedUp, last.CarriedUp) || differs(now.CarriedDown, last.CarriedDown)
 }
 
 // differs reports whether a capacity is news.

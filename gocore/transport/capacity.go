@@ -7,10 +7,12 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Capacity is what a node has found out about its link, in bytes per second of TCP payload; 0: nothing.
+// Capacity is what a node has found out about its link and the paths to it, in bytes per second of TCP payload; 0: nothing.
 type Capacity struct {
 	Up, Down               float64 // what it carries in each direction
 	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
+
+	Paths map[uint32]float64 // from peers, as far as they carry less than the links at both ends; see paths.go
 }
 
 const (
@@ -44,7 +46,7 @@ const (
 	ownGain = 0.9
 )
 
-// capacity estimates what a link carries in one direction. It is pure: the times are arguments. While a queue stands
+// capacity estimates what a link, or a path, carries in one direction. It is pure: the times are arguments. While a queue stands
 // before the link, what passes is its capacity. Without a queue something else is the limit, and nothing is learned but
 // that the link carries at least that much.
 type capacity struct {
@@ -176,12 +178,12 @@ func (c *capacity) carried() float64 { return max(c.peak[0], c.peak[1]) }
 // limits reports whether this link may be the limit. If something else is, less passes than lately.
 func (c *capacity) limits() bool { return c.spans[0] >= idleGain*max(c.known, c.carried()) }
 
-// Capacity returns what this node's link carries, over all lanes.
+// Capacity returns what this node's link and the paths to it carry, over all lanes.
 func (t *Transport) Capacity() Capacity {
 	sum := t.laneCapacity()
 	for _, l := range t.others() {
 		c := l.laneCapacity()
-		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.CarriedUp + c.CarriedUp, sum.CarriedDown + c.CarriedDown}
+		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.CarriedUp + c.CarriedUp, sum.CarriedDown + c.CarriedDown, addPaths(sum.Paths, c.Paths)}
 	}
 	return sum
 }
@@ -190,5 +192,5 @@ func (t *Transport) laneCapacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	up, down := &t.mu.conns.uplink.capacity, &t.mu.down
-	return Capacity{up.sure, down.sure, up.carried(), down.carried()}
+	return Capacity{up.sure, down.sure, up.carried(), down.carried(), t.mu.conns.paths()}
 }

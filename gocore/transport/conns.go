@@ -20,22 +20,27 @@ type conn struct {
 	adopted bool // added to both epolls
 	lag     lag
 
-	waits  report // how long the peer's packets have waited on their way here
+	waits  report // how long the peer's packets have waited on their way here: at least, or in the mean
+	least  report // at least
 	waited report // how long this node's have on their way there, as the peer says
 	queued report // how long packets from all hosts wait before the peer's link, as it says
 	uplink report // how long those of the peer wait at least, wherever they go, as it says
 
+	linked   uint64        // bytes that the peer has sent; used by the receive loop alone
+	compared time.Duration // when its packets' wait was compared with others', likewise
+
 	// Guarded by Transport.mu.
 	queue       queue
-	window      window  // see window.go
-	flow        flow    // see uplink.go
-	service     service // see weights.go
-	writable    bool    // the kernel has room, as far as is known; false until adopted
-	writing     bool    // a thread owns fd for a write; see doc.go
-	goodbyeSent bool    // this node has written its Goodbye, and writes nothing more
-	readDone    bool    // the peer's Goodbye and end of stream were read, but this node has not sent its Goodbye yet
-	broken      error   // why a write failed
-	dropped     bool    // Drop was called; set before the connection enters the inbox
+	window      window   // see window.go
+	flow        flow     // see uplink.go
+	path        capacity // what the way from the peer carries; see paths.go
+	service     service  // see weights.go
+	writable    bool     // the kernel has room, as far as is known; false until adopted
+	writing     bool     // a thread owns fd for a write; see doc.go
+	goodbyeSent bool     // this node has written its Goodbye, and writes nothing more
+	readDone    bool     // the peer's Goodbye and end of stream were read, but this node has not sent its Goodbye yet
+	broken      error    // why a write failed
+	dropped     bool     // Drop was called; set before the connection enters the inbox
 }
 
 // connSet holds the established connections.

@@ -110,33 +110,49 @@ func (s stamps) put(h *wire.Header) {
 
 // observe takes the fields of a header that has just arrived from another host.
 func (r *receiver) observe(c *conn, now time.Duration, h *wire.Header) {
-	wait, mean := c.lag.arrived(now, h.Sent)
+	least, mean := c.lag.arrived(now, h.Sent)
+	c.least.set(now, least)
 	if r.senders == 1 || h.Kind == wire.Probe { // there are no bursts
-		wait = mean
+		c.waits.set(now, mean)
+	} else {
+		c.waits.set(now, least)
 	}
-	c.waits.set(now, wait)
 	if h.Waited != 0 {
 		c.waited.set(now, time.Duration(h.Waited-1)*time.Microsecond)
 	}
 	c.queued.set(now, time.Duration(h.Queue)*queueUnit)
 	c.uplink.set(now, time.Duration(h.Uplink)*queueUnit)
 	r.linked += wire.HeaderBytes + uint64(h.WireLen)
+	c.linked += wire.HeaderBytes + uint64(h.WireLen)
+	r.compare(now, c, h.Kind == wire.Probe)
+}
+
+// compare learns, now and then, from what has arrived over c: what this host's link carries, and the path of c.
+func (r *receiver) compare(now time.Duration, c *conn, probe bool) {
 	if now-r.compared >= compareTime {
 		r.compared = now
 		queue, own := r.queue(now)
 		r.t.queue.set(now, queue)
+		r.waiting = r.onlyWaiting(now)
 		r.t.mu.Lock()
-		if h.Kind != wire.Probe { // a node that trains already sends what it has, not as much as it can
+		if !probe { // a node that trains already sends what it has, not as much as it can
 			r.t.mu.down.endProbe()
 		}
 		r.t.mu.down.observe(now, sight{passed: r.linked, wait: r.t.mu.down.mainly(now, own, queue)})
+		r.t.mu.Unlock()
+	}
+	if now-c.compared >= compareTime {
+		c.compared = now
+		wait := r.onPath(now, c)
+		r.t.mu.Lock()
+		c.path.observe(now, sight{passed: c.linked, wait: wait})
 		r.t.mu.Unlock()
 	}
 }
 
 // queue is the time that packets wait before the link of this host: the shortest wait among
 // all hosts that send at present. own leaves out what each of them says its packets wait at least, wherever they go. With a single
-// sender both are 0, because the queue may be before that sender's link.
+// sender both are 0, because the queue may be before that sender's link, or on the path.
 func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
 	r.senders = 0
 	queue, own = math.MaxUint16*queueUnit, longestWait

@@ -180,7 +180,7 @@ func TestQueueBeforeTheReceiversOwnLink(t *testing.T) {
 		waits, uplinks []time.Duration
 		want           time.Duration
 	}{
-		"nobody": {}, "a single sender": {[]time.Duration{3 * ms}, []time.Duration{0}, 0},
+		"nobody": {}, "a single one, whose path may be slow": {[]time.Duration{3 * ms}, []time.Duration{0}, 0},
 		"senders that send to others quickly":  {[]time.Duration{3 * ms, 3 * ms}, []time.Duration{0, 0}, 3 * ms},
 		"one sender's packets wait everywhere": {[]time.Duration{9 * ms, 4 * ms}, []time.Duration{5 * ms, 0}, 4 * ms},
 		"all do":                               {[]time.Duration{5 * ms, 4 * ms}, []time.Duration{5 * ms, 4 * ms}, 0},

@@ -37,6 +37,7 @@ type receiver struct {
 	readAt          time.Duration          // time of the last read from another host
 	compared        time.Duration          // time of the last comparison of all hosts
 	senders         int                    // hosts that sent then
+	waiting         *conn                  // the only one whose packets waited then, after the link of their host
 	linked          uint64                 // bytes that have come from other hosts
 	out             writer                 // the writer of flush
 	probes          [wire.PacketBytes]byte // receives the payloads of probes, which nobody reads

@@ -103,7 +103,7 @@ func (u *uplink) observe(now time.Duration, f *flow, p path, waiting bool) {
 		u.several = now + carryFor
 	}
 	stands := u.mainly(now, u.wait(), u.shortest())
-	if now < u.drained || len(u.active) == 1 && now < u.several && !u.limits() { // its one peer may be slow
+	if now < u.drained || len(u.active) == 1 && now < u.several { // the queue may be anywhere on the way to that peer
 		stands = 0
 	}
 	measured := u.capacity.observe(now, sight{u.acked, stands, 2 * p.mean, uint64(measureEach * len(u.active)), own})

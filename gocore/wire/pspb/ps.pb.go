@@ -1502,8 +1502,9 @@ type Capacity struct {
 	Up    *float64               `protobuf:"fixed64,1,opt,name=up" json:"up,omitempty"`
 	Down  *float64               `protobuf:"fixed64,2,opt,name=down" json:"down,omitempty"`
 	// The most that it has carried in each direction, whatever the limit was.
-	CarriedUp     *float64 `protobuf:"fixed64,3,opt,name=carried_up,json=carriedUp" json:"carried_up,omitempty"`
-	CarriedDown   *float64 `protobuf:"fixed64,4,opt,name=carried_down,json=carriedDown" json:"carried_down,omitempty"`
+	CarriedUp     *float64         `protobuf:"fixed64,3,opt,name=carried_up,json=carriedUp" json:"carried_up,omitempty"`
+	CarriedDown   *float64         `protobuf:"fixed64,4,opt,name=carried_down,json=carriedDown" json:"carried_down,omitempty"`
+	Path          []*Capacity_Path `protobuf:"bytes,5,rep,name=path" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1564,6 +1565,13 @@ func (x *Capacity) GetCarriedDown() float64 {
 		return *x.CarriedDown
 	}
 	return 0
+}
+
+func (x *Capacity) GetPath() []*Capacity_Path {
+	if x != nil {
+		return x.Path
+	}
+	return nil
 }
 
 // Prepare announces a plan.
@@ -1890,6 +1898,59 @@ func (x *Disagreement_Part) GetShape() string {
 	return ""
 }
 
+// Path is the way from another node, where that carries less than the links at both ends.
+type Capacity_Path struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *int32                 `protobuf:"varint,1,opt,name=node" json:"node,omitempty"`
+	Rate          *float64               `protobuf:"fixed64,2,opt,name=rate" json:"rate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Capacity_Path) Reset() {
+	*x = Capacity_Path{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capacity_Path) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capacity_Path) ProtoMessage() {}
+
+func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capacity_Path.ProtoReflect.Descriptor instead.
+func (*Capacity_Path) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16, 0}
+}
+
+func (x *Capacity_Path) GetNode() int32 {
+	if x != nil && x.Node != nil {
+		return *x.Node
+	}
+	return 0
+}
+
+func (x *Capacity_Path) GetRate() float64 {
+	if x != nil && x.Rate != nil {
+		return *x.Rate
+	}
+	return 0
+}
+
 // Share is a node's share of the summing.
 type Commit_Share struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1901,7 +1962,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +1974,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,13 +2132,17 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
 	"\bWithdraw\"\x1d\n" +
 	"\aFailure\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"p\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xc7\x01\n" +
 	"\bCapacity\x12\x0e\n" +
 	"\x02up\x18\x01 \x01(\x01R\x02up\x12\x12\n" +
 	"\x04down\x18\x02 \x01(\x01R\x04down\x12\x1d\n" +
 	"\n" +
 	"carried_up\x18\x03 \x01(\x01R\tcarriedUp\x12!\n" +
-	"\fcarried_down\x18\x04 \x01(\x01R\vcarriedDown\"\x1d\n" +
+	"\fcarried_down\x18\x04 \x01(\x01R\vcarriedDown\x12%\n" +
+	"\x04path\x18\x05 \x03(\v2\x11.ps.Capacity.PathR\x04path\x1a.\n" +
+	"\x04Path\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x01R\x04rate\"\x1d\n" +
 	"\aPrepare\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\rR\x04plan\"q\n" +
 	"\aPromise\x12\x12\n" +
@@ -2108,7 +2173,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -2132,7 +2197,8 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Commit)(nil),            // 19: ps.Commit
 	(*Abort)(nil),             // 20: ps.Abort
 	(*Disagreement_Part)(nil), // 21: ps.Disagreement.Part
-	(*Commit_Share)(nil),      // 22: ps.Commit.Share
+	(*Capacity_Path)(nil),     // 22: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 23: ps.Commit.Share
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -2157,12 +2223,13 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	20, // 19: ps.Meta.abort:type_name -> ps.Abort
 	2,  // 20: ps.Batch.message:type_name -> ps.Meta
 	21, // 21: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	22, // 22: ps.Commit.share:type_name -> ps.Commit.Share
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	22, // 22: ps.Capacity.path:type_name -> ps.Capacity.Path
+	23, // 23: ps.Commit.share:type_name -> ps.Commit.Share
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -2196,7 +2263,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
