@@ -27,9 +27,9 @@ const (
 	// It is known if fewest of the last measurements, of which there are most, differ by no more than alike.
 	fewest = 3
 	most   = 8
-	// Shares of the summing follow what many of them agree on.
-	many  = 5
-	alike = 0.95
+	// Shares of the summing follow what they agree on for sureTime.
+	sureTime = 4 * capacityTime
+	alike    = 0.95
 	// If the latest agree on less than fallenGain of it, those before them do not count.
 	fallenGain = 0.8
 	// A link has carried what it has in each of a few spans of carryTime: it may send some 100 KB at once after a pause,
@@ -52,7 +52,7 @@ const (
 type capacity struct {
 	last  []float64 // the last measurements, in bytes per second; the latest last
 	known float64   // that some of them have agreed on, or the fit of a probe has found; 0: none
-	sure  float64   // that many of them have agreed on, or the fit
+	sure  float64   // that they have agreed on for long, or the fit
 	fit   fit
 
 	measuring bool
@@ -94,10 +94,11 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 	case !c.measuring || paused:
 		c.measuring, c.begun, c.mark = true, now, passed
 	case passed-c.mark >= max(capacityEnough, s.least) || now-c.begun >= capacityTime && passed-c.mark >= max(capacityBytes, s.least):
-		rate := float64(passed-c.mark) / (now - c.begun).Seconds()
+		taken := now - c.begun
+		rate := float64(passed-c.mark) / taken.Seconds()
 		c.begun, c.mark = now, passed
 		if s.own == 0 || rate < ownGain*s.own {
-			c.measured(rate)
+			c.measured(rate, taken)
 			return true
 		}
 	}
@@ -106,8 +107,8 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 
 // measured takes a measurement. The capacity is what most of the last ones agree on, and of two such values the higher one: where
 // something else was the limit for a moment measurements differ, and most are too low.
-func (c *capacity) measured(rate float64) {
-	c.last = append(c.last, rate)
+func (c *capacity) measured(m float64, taken time.Duration) {
+	c.last = append(c.last, m)
 	c.last = c.last[max(0, len(c.last)-most):]
 	if latest := c.last[max(0, len(c.last)-fewest):]; len(latest) == fewest {
 		if rate, n := mode(latest); n == fewest && rate < fallenGain*c.known {
@@ -118,7 +119,7 @@ func (c *capacity) measured(rate float64) {
 	if n >= fewest {
 		c.known = rate
 	}
-	if n >= many {
+	if n >= fewest && time.Duration(n)*taken >= sureTime {
 		c.sure = rate
 	}
 }

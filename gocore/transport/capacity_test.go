@@ -122,7 +122,7 @@ func TestCapacityNeedsAgreement(t *testing.T) {
 	} {
 		c := &capacity{}
 		for _, rate := range tc.rates {
-			c.measured(rate)
+			c.measured(rate, capacityTime)
 		}
 		if math.Abs(c.known-tc.want) > 0.5 {
 			t.Errorf("%s: %v, expected %v", tc.name, c.known, tc.want)

@@ -2,7 +2,6 @@ package transport
 
 import (
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -21,17 +20,20 @@ const (
 	leastTime = 30 * time.Second
 	// freshTime is how long a report is used. With 16 hosts at 100 Mbit/s a connection carries a packet every 20 ms.
 	freshTime = 100 * time.Millisecond
-	// A host counts as one that sends for sendingTime after a packet.
-	sendingTime = 30 * time.Millisecond
+	// A host counts as one that sends for sendingTime after a packet, and on a slow link for the time of sendingPackets, at
+	// most freshTime.
+	sendingTime    = 30 * time.Millisecond
+	sendingPackets = 8
 	// compareTime is the least time between two comparisons of all hosts.
 	compareTime = time.Millisecond
 	queueUnit   = 10 * time.Microsecond // of wire.Header.Queue
 	// longestWait bounds what a report says: a peer may send anything.
 	longestWait = time.Second
-	// recentPackets are those whose shortest wait counts where several hosts send. In a burst, such as of the sums for all
+	// recentPackets are those whose shortest wait counts, if they came in the last recentWaits, where several hosts send. In a burst, such as of the sums for all
 	// workers, each packet but the first waits for the others; only a queue that stands delays all of them (CoDel: Nichols and
 	// Jacobson, ACM Queue 2012).
 	recentPackets = 16
+	recentWaits   = 250 * time.Millisecond
 	// waitGain is the weight of one packet in the mean, which counts where one host sends, as of TCP's round trips.
 	waitGain = 8
 )
@@ -43,9 +45,15 @@ type lag struct {
 	offset uint32   // the first packet's arrival, by this clock, less its start, by the peer's; in us, modulo 2^32
 	least  [2]int32 // the shortest way less the first, in us: of the present interval, and of the last
 	began  time.Duration
-	recent [recentPackets]int32 // waits of the last packets, in us
-	next   int                  // in recent
-	mean   int32                // us
+	recent [recentPackets]waited // the last packets
+	next   int                   // in recent
+	mean   int32                 // us
+}
+
+// waited is the wait of one packet.
+type waited struct {
+	us int32
+	at time.Duration
 }
 
 // arrived returns how long packets have recently waited at least, and in the mean.
@@ -61,10 +69,15 @@ func (l *lag) arrived(now time.Duration, sent uint32) (least, mean time.Duration
 	l.least[0] = min(l.least[0], int32(way))
 	wait := int32(way) - min(l.least[0], l.least[1])
 	wait = min(max(0, wait), int32(longestWait/time.Microsecond)) // below 0 only by an overflow, with a peer's nonsense
-	l.recent[l.next] = wait
+	l.recent[l.next] = waited{wait, now}
 	l.next = (l.next + 1) % recentPackets
 	l.mean += (wait - l.mean) / waitGain
-	return time.Duration(slices.Min(l.recent[:])) * time.Microsecond, time.Duration(l.mean) * time.Microsecond
+	for _, w := range l.recent {
+		if now-w.at < recentWaits {
+			wait = min(wait, w.us)
+		}
+	}
+	return time.Duration(wait) * time.Microsecond, time.Duration(l.mean) * time.Microsecond
 }
 
 // report is a wait that one thread writes and others read: the us plus 1 in the lower half, the time in the upper.
@@ -139,6 +152,7 @@ func (r *receiver) compare(now time.Duration, c *conn, probe bool) {
 			r.t.mu.down.endProbe()
 		}
 		r.t.mu.down.observe(now, sight{passed: r.linked, wait: r.t.mu.down.mainly(now, own, queue)})
+		r.rate = r.t.mu.down.spans[0]
 		r.t.mu.Unlock()
 	}
 	if now-c.compared >= compareTime {
@@ -150,6 +164,14 @@ func (r *receiver) compare(now time.Duration, c *conn, probe bool) {
 	}
 }
 
+// sending is how long a host counts as one that sends.
+func (r *receiver) sending() time.Duration {
+	if r.rate == 0 {
+		return sendingTime
+	}
+	return min(freshTime, max(sendingTime, time.Duration(sendingPackets*wire.PacketBytes/r.rate*float64(time.Second))))
+}
+
 // queue is the time that packets wait before the link of this host: the shortest wait among
 // all hosts that send at present. own leaves out what each of them says its packets wait at least, wherever they go. With a single
 // sender both are 0, because the queue may be before that sender's link, or on the path.
@@ -157,7 +179,7 @@ func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
 	r.senders = 0
 	queue, own = math.MaxUint16*queueUnit, longestWait
 	for _, c := range r.conns {
-		wait, ok := c.waits.get(now, sendingTime)
+		wait, ok := c.waits.get(now, r.sending())
 		if !ok || !c.remote {
 			continue
 		}

@@ -38,6 +38,7 @@ type receiver struct {
 	compared        time.Duration          // time of the last comparison of all hosts
 	senders         int                    // hosts that sent then
 	waiting         *conn                  // the only one whose packets waited then, after the link of their host
+	rate            float64                // bytes per second that came from other hosts lately; 0: not known
 	linked          uint64                 // bytes that have come from other hosts
 	out             writer                 // the writer of flush
 	probes          [wire.PacketBytes]byte // receives the payloads of probes, which nobody reads

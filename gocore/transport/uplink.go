@@ -38,6 +38,8 @@ const (
 	raiseGain = 2
 	// measureEach is the least of a measurement for each flow. What was acknowledged is seen of one after the other.
 	measureEach = 16 * wire.PacketBytes
+	// A flow is observed once a round trip; if that is long, another flow or the same one is within everyTime.
+	everyTime = 40 * time.Millisecond
 	// recentTime is how long a connection counts as active after a write that left packets.
 	recentTime = 50 * time.Millisecond
 )
@@ -106,7 +108,7 @@ func (u *uplink) observe(now time.Duration, f *flow, p path, waiting bool) {
 	if now < u.drained || len(u.active) == 1 && now < u.several { // the queue may be anywhere on the way to that peer
 		stands = 0
 	}
-	measured := u.capacity.observe(now, sight{u.acked, stands, 2 * p.mean, uint64(measureEach * len(u.active)), own})
+	measured := u.capacity.observe(now, sight{u.acked, stands, min(2*p.mean, everyTime), uint64(measureEach * len(u.active)), own})
 	switch {
 	case u.known == 0:
 		u.trying = false
