@@ -39,6 +39,8 @@ const (
 	carryFor  = 10 * time.Second
 	// A link that carries more than risenGain times its capacity has become faster.
 	risenGain = 1.25
+	// A first capacity cannot be less than carriedGain of what it has carried lately.
+	carriedGain = 0.9
 	// While a link sends less than idleGain of what it has sent lately, something else is the limit.
 	idleGain = 0.7
 	// A sender that passes ownGain of what it allows itself may itself be the limit. Measurements vary by less than the rest; to take
@@ -108,6 +110,9 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 // measured takes a measurement. The capacity is what most of the last ones agree on, and of two such values the higher one: where
 // something else was the limit for a moment measurements differ, and most are too low.
 func (c *capacity) measured(m float64, taken time.Duration) {
+	if c.known == 0 && m < carriedGain*c.carried() {
+		return // the processor was the limit
+	}
 	c.last = append(c.last, m)
 	c.last = c.last[max(0, len(c.last)-most):]
 	if latest := c.last[max(0, len(c.last)-fewest):]; len(latest) == fewest {

@@ -130,6 +130,18 @@ func TestCapacityNeedsAgreement(t *testing.T) {
 	}
 }
 
+// A link carries what it has carried lately, unless it is known to have become slower.
+func TestCapacityIsNoLessThanWhatWasCarried(t *testing.T) {
+	for _, tc := range []struct{ known, measured, want float64 }{{0, 70e6, 0}, {0, 93e6, 93e6}, {100e6, 70e6, 70e6}} {
+		l := &link{capacity: capacity{known: tc.known}}
+		l.play(time.Second, 95e6, 100e6)
+		for range fewest {
+			l.measured(tc.measured, capacityTime)
+		}
+		l.want(t, "95 MB/s were carried", tc.want, 1e-9)
+	}
+}
+
 // What a sender allows itself is not what its link carries.
 func TestCapacityIsNotWhatTheSenderAllowsItself(t *testing.T) {
 	for _, tc := range []struct{ passes, own, want float64 }{{50e6, 0, 50e6}, {50e6, 50e6, 0}, {46e6, 50e6, 0}, {40e6, 50e6, 40e6}} {
