@@ -38,14 +38,14 @@ const (
 
 // Capacity is what a node has found out about its link and the paths to it, in bytes per second; 0: nothing.
 type Capacity struct {
-	Up, Down               float64 // what it carries in each direction
-	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
+	Up, Down float64 // what it carries in each direction
+	Carried  float64 // the most that it has sent lately, whatever the limit was
 
 	Paths map[uint32]float64 // from other nodes, which carry less than the links at both ends; see paths.go
 }
 
 func (c Capacity) equal(other Capacity) bool {
-	return c.Up == other.Up && c.Down == other.Down && c.CarriedUp == other.CarriedUp && c.CarriedDown == other.CarriedDown &&
+	return c.Up == other.Up && c.Down == other.Down && c.Carried == other.Carried &&
 		maps.Equal(c.Paths, other.Paths)
 }
 
@@ -216,7 +216,7 @@ func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	for _, c := range p.reports {
 		paths += len(c.Paths)
 		fastest = max(fastest, c.Up, c.Down)
-		carried = max(carried, c.CarriedUp, c.CarriedDown)
+		carried = max(carried, c.Carried)
 	}
 	if fastest == 0 && (paths == 0 || carried == 0) {
 		return list, false

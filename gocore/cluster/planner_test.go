@@ -30,11 +30,11 @@ func TestCapacitiesOfHosts(t *testing.T) {
 		reports map[int]Capacity
 		want    string // up/down of each host; "": nothing is known
 	}{
-		"nothing is known":                      {apart, map[int]Capacity{9: {CarriedUp: 50}}, ""},
+		"nothing is known":                      {apart, map[int]Capacity{9: {Carried: 50}}, ""},
 		"the others count as fast":              {apart, map[int]Capacity{9: {Up: 100}}, "100/100 100/100 100/100"},
 		"a slow one":                            {apart, map[int]Capacity{9: {Up: 100, Down: 40}, 11: {Down: 95}}, "100/40 100/100 100/100"},
-		"no fast one was measured":              {apart, map[int]Capacity{9: {Up: 20}, 11: {CarriedDown: 100}}, "20/100 100/100 100/100"},
-		"a burst is no fast link":               {apart, map[int]Capacity{9: {Up: 80}, 11: {CarriedDown: 100}}, "80/80 80/80 80/80"},
+		"no fast one was measured":              {apart, map[int]Capacity{9: {Up: 20}, 11: {Carried: 100}}, "20/100 100/100 100/100"},
+		"a burst is no fast link":               {apart, map[int]Capacity{9: {Up: 80}, 11: {Carried: 100}}, "80/80 80/80 80/80"},
 		"nodes that share a link see a part":    {onHosts("a", "a", "b"), map[int]Capacity{9: {Up: 50}, 11: {Up: 50}, 13: {Down: 100}}, "100/100 100/100"},
 		"one that has a link of its own beside": {onHosts("a", "a", "b"), map[int]Capacity{9: {Up: 100}, 13: {Down: 30}}, "100/100 100/30"},
 	} {
@@ -86,7 +86,7 @@ func TestSlowPathsLimitSums(t *testing.T) {
 		"of nodes that share a link":         {together, paths(8, map[uint32]float64{11: 10}), "sums map[] []"},
 		"of a node that is not there":        {apart, paths(15, map[uint32]float64{9: 10, 17: 10}), "sums map[] []"},
 		"links were not measured, paths were": {
-			apart, map[int]Capacity{8: {CarriedUp: 100, Paths: map[uint32]float64{9: 10}}}, "sums map[8:30] [worker 0 to server 0 carries 10]",
+			apart, map[int]Capacity{8: {Carried: 100, Paths: map[uint32]float64{9: 10}}}, "sums map[8:30] [worker 0 to server 0 carries 10]",
 		},
 	} {
 		p := planner{reports: tc.reports}

@@ -22,7 +22,7 @@ var errNoSuchNode = errors.New("a node of it is not in the cluster")
 // stepCapacity takes a node's report.
 func (s *Scheduler) stepCapacity(now time.Time, from *member, c *pspb.Capacity) {
 	s.planner.report(now, from.ID, Capacity{
-		Up: sensible(c.GetUp()), Down: sensible(c.GetDown()), CarriedUp: sensible(c.GetCarriedUp()), CarriedDown: sensible(c.GetCarriedDown()),
+		Up: sensible(c.GetUp()), Down: sensible(c.GetDown()), Carried: sensible(c.GetCarried()),
 		Paths: s.sensiblePaths(from.ID, c.GetPath()),
 	})
 }
@@ -136,7 +136,7 @@ func (p *Postoffice) Report(c Capacity) {
 			return
 		}
 		p.send(&pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: &pspb.Capacity{
-			Up: positive(c.Up), Down: positive(c.Down), CarriedUp: positive(c.CarriedUp), CarriedDown: positive(c.CarriedDown),
+			Up: positive(c.Up), Down: positive(c.Down), Carried: positive(c.Carried),
 			Path: paths,
 		}}})
 	})

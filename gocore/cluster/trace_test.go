@@ -116,7 +116,7 @@ func (s *script) command(line string) {
 			}
 			return proto.Float64(megabits * 1e6 / 8)
 		}
-		m := &pspb.Capacity{Up: rate("up"), Down: rate("down"), CarriedUp: rate("carried")}
+		m := &pspb.Capacity{Up: rate("up"), Down: rate("down"), Carried: rate("carried")}
 		for _, word := range words[1:] {
 			name, _, _ := strings.Cut(word, ":")
 			values[name] = word[len(name)+1:]

@@ -9,8 +9,9 @@ import (
 
 // Capacity is what a node has found out about its link and the paths to it, in bytes per second of TCP payload; 0: nothing.
 type Capacity struct {
-	Up, Down               float64 // what it carries in each direction
-	CarriedUp, CarriedDown float64 // the most that it has carried lately, whatever the limit was
+	Up, Down float64 // what it carries in each direction
+	// The most that it has sent lately, whatever the limit was. (What has come may be read late, and then faster than the link.)
+	Carried float64
 
 	Paths map[uint32]float64 // from peers, as far as they carry less than the links at both ends; see paths.go
 }
@@ -189,7 +190,7 @@ func (t *Transport) Capacity() Capacity {
 	sum := t.laneCapacity()
 	for _, l := range t.others() {
 		c := l.laneCapacity()
-		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.CarriedUp + c.CarriedUp, sum.CarriedDown + c.CarriedDown, addPaths(sum.Paths, c.Paths)}
+		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.Carried + c.Carried, addPaths(sum.Paths, c.Paths)}
 	}
 	return sum
 }
@@ -198,5 +199,5 @@ func (t *Transport) laneCapacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	up, down := &t.mu.conns.uplink.capacity, &t.mu.down
-	return Capacity{up.sure, down.sure, up.carried(), down.carried(), t.mu.conns.paths()}
+	return Capacity{up.sure, down.sure, up.carried(), t.mu.conns.paths()}
 }

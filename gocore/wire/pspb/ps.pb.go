@@ -1501,10 +1501,9 @@ type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Up    *float64               `protobuf:"fixed64,1,opt,name=up" json:"up,omitempty"`
 	Down  *float64               `protobuf:"fixed64,2,opt,name=down" json:"down,omitempty"`
-	// The most that it has carried in each direction, whatever the limit was.
-	CarriedUp     *float64         `protobuf:"fixed64,3,opt,name=carried_up,json=carriedUp" json:"carried_up,omitempty"`
-	CarriedDown   *float64         `protobuf:"fixed64,4,opt,name=carried_down,json=carriedDown" json:"carried_down,omitempty"`
-	Path          []*Capacity_Path `protobuf:"bytes,5,rep,name=path" json:"path,omitempty"`
+	// The most that it has sent, whatever the limit was.
+	Carried       *float64         `protobuf:"fixed64,3,opt,name=carried" json:"carried,omitempty"`
+	Path          []*Capacity_Path `protobuf:"bytes,4,rep,name=path" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1553,16 +1552,9 @@ func (x *Capacity) GetDown() float64 {
 	return 0
 }
 
-func (x *Capacity) GetCarriedUp() float64 {
-	if x != nil && x.CarriedUp != nil {
-		return *x.CarriedUp
-	}
-	return 0
-}
-
-func (x *Capacity) GetCarriedDown() float64 {
-	if x != nil && x.CarriedDown != nil {
-		return *x.CarriedDown
+func (x *Capacity) GetCarried() float64 {
+	if x != nil && x.Carried != nil {
+		return *x.Carried
 	}
 	return 0
 }
@@ -2132,14 +2124,12 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
 	"\bWithdraw\"\x1d\n" +
 	"\aFailure\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"\xc7\x01\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\x9f\x01\n" +
 	"\bCapacity\x12\x0e\n" +
 	"\x02up\x18\x01 \x01(\x01R\x02up\x12\x12\n" +
-	"\x04down\x18\x02 \x01(\x01R\x04down\x12\x1d\n" +
-	"\n" +
-	"carried_up\x18\x03 \x01(\x01R\tcarriedUp\x12!\n" +
-	"\fcarried_down\x18\x04 \x01(\x01R\vcarriedDown\x12%\n" +
-	"\x04path\x18\x05 \x03(\v2\x11.ps.Capacity.PathR\x04path\x1a.\n" +
+	"\x04down\x18\x02 \x01(\x01R\x04down\x12\x18\n" +
+	"\acarried\x18\x03 \x01(\x01R\acarried\x12%\n" +
+	"\x04path\x18\x04 \x03(\v2\x11.ps.Capacity.PathR\x04path\x1a.\n" +
 	"\x04Path\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x01R\x04rate\"\x1d\n" +
