@@ -32,8 +32,8 @@ const (
 	againMost = time.Minute
 	// A link of alikeGain of the fastest or more counts as equal to it.
 	alikeGain = 0.9
-	// What a link has carried at most may be too high by a third, as a burst may have been part of it.
-	burstGain = 0.75
+	// What a link has carried at most may be too high by half, as bursts may have been part of it.
+	burstGain = 0.6
 )
 
 // Capacity is what a node has found out about its link and the paths to it, in bytes per second; 0: nothing.
@@ -212,11 +212,17 @@ func (p *planner) due() time.Time {
 // then. Of a link with several nodes behind it each node sees a part only: it counts as not measured.
 func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	list = hosts(members)
-	fastest, carried, paths := 0.0, 0.0, 0
+	fastest, second, carried, paths := 0.0, 0.0, 0.0, 0
 	for _, c := range p.reports {
 		paths += len(c.Paths)
-		fastest = max(fastest, c.Up, c.Down)
+		for _, rate := range []float64{c.Up, c.Down} {
+			second = max(second, min(rate, fastest))
+			fastest = max(fastest, rate)
+		}
 		carried = max(carried, c.Carried)
+	}
+	if second >= alikeGain*fastest { // one that was measured a little too high would make all others slow
+		fastest = second
 	}
 	if fastest == 0 && (paths == 0 || carried == 0) {
 		return list, false

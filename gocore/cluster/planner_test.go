@@ -32,7 +32,9 @@ func TestCapacitiesOfHosts(t *testing.T) {
 	}{
 		"nothing is known":                      {apart, map[int]Capacity{9: {Carried: 50}}, ""},
 		"the others count as fast":              {apart, map[int]Capacity{9: {Up: 100}}, "100/100 100/100 100/100"},
-		"a slow one":                            {apart, map[int]Capacity{9: {Up: 100, Down: 40}, 11: {Down: 95}}, "100/40 100/100 100/100"},
+		"a slow one":                            {apart, map[int]Capacity{9: {Up: 100, Down: 40}, 11: {Down: 95}}, "95/40 95/95 95/95"},
+		"one was measured too high":             {apart, map[int]Capacity{9: {Up: 108, Down: 100}, 11: {Up: 93}, 13: {Down: 80}}, "100/100 100/100 100/80"},
+		"one is much faster":                    {apart, map[int]Capacity{9: {Up: 200, Down: 100}, 11: {Up: 100}}, "200/100 100/200 200/200"},
 		"no fast one was measured":              {apart, map[int]Capacity{9: {Up: 20}, 11: {Carried: 100}}, "20/100 100/100 100/100"},
 		"a burst is no fast link":               {apart, map[int]Capacity{9: {Up: 80}, 11: {Carried: 100}}, "80/80 80/80 80/80"},
 		"nodes that share a link see a part":    {onHosts("a", "a", "b"), map[int]Capacity{9: {Up: 50}, 11: {Up: 50}, 13: {Down: 100}}, "100/100 100/100"},

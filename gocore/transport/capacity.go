@@ -173,6 +173,9 @@ func (c *capacity) carry(now time.Duration, passed uint64) {
 	c.spans[0] = float64(passed-c.spanMark) / (now - c.span).Seconds()
 	c.span, c.spanMark = now, passed
 	least := slices.Min(c.spans[:])
+	if span == probeSpan { // a burst may be a large part of that
+		least -= burstBytes / (float64(len(c.spans)) * probeSpan.Seconds())
+	}
 	c.peak[0] = max(c.peak[0], least)
 	if c.known > 0 && least > risenGain*c.known {
 		c.known, c.sure, c.last = 0, 0, nil
