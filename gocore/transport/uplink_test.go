@@ -297,7 +297,7 @@ func TestUplinkOfUnequalParts(t *testing.T) {
 	}{
 		{"no plan", nil, cruiseGain * rate},
 		{"equal parts", map[uint32]float64{8: 5, 9: 5}, cruiseGain * rate},
-		{"a little less", map[uint32]float64{8: 49, 9: 51}, cruiseGain * rate},
+		{"a little less", map[uint32]float64{8: 45, 9: 55}, cruiseGain * rate},
 		{"unequal parts", map[uint32]float64{8: 1, 9: 2}, 0},
 	} {
 		tr := new(Transport)

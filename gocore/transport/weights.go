@@ -21,8 +21,8 @@ const (
 	// stallTime is how long others wait for a flow of which the kernel takes nothing: its peer may be stopped. Then it
 	// loses its credit too.
 	stallTime = 50 * time.Millisecond
-	// A flow of less than equalWeight has less than an equal part.
-	equalWeight = 0.95
+	// A flow of less than equalWeight has less than an equal part. Shares that differ by errors of measurement do not count.
+	equalWeight = 0.85
 )
 
 // Weigh divides this node's traffic over its peers, from now on and in all lanes: traffic is
