@@ -20,7 +20,7 @@ const (
 	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least, or capacityEnough.
 	capacityTime   = 60 * time.Millisecond
 	capacityBytes  = 24 * wire.PacketBytes
-	capacityEnough = 192 * wire.PacketBytes
+	capacityEnough = 256 * wire.PacketBytes
 	// A measurement ends when nothing was observed for pauseTime, for the time of pausePackets, and for longer than the last packets
 	// had waited: there may have been no queue meanwhile.
 	pauseTime    = 5 * time.Millisecond
