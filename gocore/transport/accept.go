@@ -233,7 +233,7 @@ func (t *Transport) establish(peer uint32, c stream, memory *shm) (err error) {
 	if memory != nil {
 		addr = "shared memory"
 	}
-	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, parser: parser{peer: peer}}
+	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, parser: parser{peer: peer}, path: capacity{late: true}}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()

@@ -44,8 +44,8 @@ const (
 	carriedGain = 0.9
 	// While a link sends less than idleGain of what it has sent lately, something else is the limit.
 	idleGain = 0.7
-	// A sender that passes ownGain of what it allows itself may itself be the limit. Measurements vary by less than the rest; to take
-	// those alone that are a little lower would let the capacity fall and fall.
+	// A measurement of ownGain of the sender's own limit shows that limit, not the link's. Measurements vary by less than the rest: if those
+	// that are a little lower counted, the capacity would fall and fall.
 	ownGain = 0.9
 )
 
@@ -57,6 +57,7 @@ type capacity struct {
 	known float64   // that some of them have agreed on, or the fit of a probe has found; 0: none
 	sure  float64   // that they have agreed on for long, or the fit
 	fit   fit
+	late  bool // what passes is seen late at times, and then faster than the link: by a process that reads
 
 	measuring bool
 	seen      time.Duration // the last observation
@@ -111,7 +112,7 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 // measured takes a measurement. The capacity is what most of the last ones agree on, and of two such values the higher one: where
 // something else was the limit for a moment measurements differ, and most are too low.
 func (c *capacity) measured(m float64, taken time.Duration) {
-	if c.known == 0 && m < carriedGain*c.carried() {
+	if c.known == 0 && !c.late && m < carriedGain*c.carried() {
 		return // the processor was the limit
 	}
 	c.last = append(c.last, m)

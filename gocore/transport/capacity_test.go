@@ -130,10 +130,13 @@ func TestCapacityNeedsAgreement(t *testing.T) {
 	}
 }
 
-// A link carries what it has carried lately, unless it is known to have become slower.
+// A link carries what it has carried lately, unless it is known to have become slower, or what came was read late.
 func TestCapacityIsNoLessThanWhatWasCarried(t *testing.T) {
-	for _, tc := range []struct{ known, measured, want float64 }{{0, 70e6, 0}, {0, 93e6, 93e6}, {100e6, 70e6, 70e6}} {
-		l := &link{capacity: capacity{known: tc.known}}
+	for _, tc := range []struct {
+		late                  bool
+		known, measured, want float64
+	}{{false, 0, 70e6, 0}, {false, 0, 93e6, 93e6}, {false, 100e6, 70e6, 70e6}, {true, 0, 70e6, 70e6}} {
+		l := &link{capacity: capacity{known: tc.known, late: tc.late}}
 		l.play(time.Second, 95e6, 100e6)
 		for range fewest {
 			l.measured(tc.measured, capacityTime)

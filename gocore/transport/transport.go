@@ -122,6 +122,7 @@ func newTransport(c Config) (*Transport, error) {
 	t.mu.changed = make(chan struct{})
 	t.mu.reserved = make(map[uint32]bool)
 	t.mu.ending = make(map[uint32]bool)
+	t.mu.down.late = true
 	t.writeEnded.L = &t.mu
 	sending, err := newPoller()
 	if err != nil {
