@@ -265,7 +265,8 @@ func Sockets(h int64) (fds string, err error) {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(found.node.Sockets()), " ", ","), "[]"), nil
 }
 
-// NotifyFd returns an eventfd that becomes readable whenever a ticket ends.
+// NotifyFd returns a new descriptor of an eventfd that becomes readable whenever a ticket ends. The caller closes it. (If that was a
+// copy that the caller makes, the worker might be closed before.)
 func NotifyFd(h int64) (fd int64, err error) {
 	defer encodeError(&err)
 	found, err := find(h)
@@ -285,7 +286,11 @@ func NotifyFd(h int64) (fd int64, err error) {
 		found.notify = event
 		found.node.Tickets.Notify(func() { unix.Write(event, []byte{1, 0, 0, 0, 0, 0, 0, 0}) })
 	}
-	return int64(found.notify), nil
+	copied, err := unix.FcntlInt(uintptr(found.notify), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return 0, fault.New(fault.Internal, "no descriptor of the eventfd: %v", err)
+	}
+	return int64(copied), nil
 }
 
 // Configuration lists all settings, as JSON.

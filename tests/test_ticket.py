@@ -314,3 +314,17 @@ def test_interpreter_ends_with_tickets_under_way(capsys):
     assert run.process("worker", 0).returncode == 3
     assert isinstance(lost.error, fptps.NodeLostError)
     assert "was not closed: the other nodes see it as lost" in capsys.readouterr().err
+
+
+def test_a_worker_that_closes_leaves_the_callbacks_their_event():
+    """A thread that begins to await while another closes the worker has a descriptor of its own, or ClosedError."""
+    kv = fptps.KVWorker()
+    session = kv._session
+    descriptor = session.notify_fd()
+    kv.close()
+    try:
+        assert os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    with pytest.raises(fptps.ClosedError):
+        session.notify_fd()

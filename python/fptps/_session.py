@@ -161,7 +161,7 @@ class Session:
         return self.timeout if timeout is None else seconds_of(timeout)
 
     def notify_fd(self) -> int:
-        """The eventfd that becomes readable when a ticket ends."""
+        """A new descriptor of the eventfd that becomes readable when a ticket ends; the caller closes it."""
         return int(self.core.notify_fd(self.usable()))
 
     def watched(self, loop: Any) -> Any:

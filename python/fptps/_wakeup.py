@@ -29,7 +29,7 @@ class Wakeup:
         """Within this context the loop is woken; called on the loop's thread."""
         descriptor, count = self._watching.get(loop, (-1, 0))
         if count == 0:
-            descriptor = os.dup(self._event())
+            descriptor = self._event()
             loop.add_reader(descriptor, self._readable, descriptor)
         self._watching[loop] = (descriptor, count + 1)
         try:
