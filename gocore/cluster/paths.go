@@ -15,7 +15,7 @@ type slowPath struct {
 }
 
 func (s slowPath) String() string {
-	return fmt.Sprintf("%s to %s carries %s", Name(s.from), Name(s.to), megabits(s.rate))
+	return fmt.Sprintf("%s to %s carries %s", Name(s.from), Name(s.to), Megabits(s.rate))
 }
 
 // limitSums bounds what nodes can sum by the paths to them, and returns the paths that do, the slowest first. Of a path between hosts

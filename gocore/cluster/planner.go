@@ -144,7 +144,7 @@ func (p *planner) leastGain(now time.Time) float64 {
 	return math.Ldexp(minGain, len(p.changed))
 }
 
-// promised takes a worker's answer. It returns the change once all workers have answered: it holds from now on, unless it is vain.
+// promised takes a worker's answer. Once all workers have answered it returns the change, which holds from now on unless it is vain.
 func (p *planner) promised(now time.Time, id int, number uint32, begun wire.Rounds, workers int) *change {
 	c := p.change
 	if c == nil || number != c.number {
@@ -266,15 +266,15 @@ func (p *planner) describe(better *balance.Change, members []*member, slow []slo
 			rate float64
 		}{{"sends", c.Up}, {"receives", c.Down}} {
 			if direction.rate > 0 {
-				rates = append(rates, fmt.Sprintf("%s %s %s", Name(m.ID), direction.name, megabits(direction.rate)))
+				rates = append(rates, fmt.Sprintf("%s %s %s", Name(m.ID), direction.name, Megabits(direction.rate)))
 			}
 		}
 	}
 	return fmt.Sprintf("%s; rounds take %.0f%% longer without, as %s", shorten(moves), 100*better.Gain, shorten(rates))
 }
 
-// megabits writes a rate in bytes per second.
-func megabits(rate float64) string { return fmt.Sprintf("%.0f Mbit/s", rate*8/1e6) }
+// Megabits writes a rate in bytes per second as Mbit/s.
+func Megabits(rate float64) string { return fmt.Sprintf("%.0f Mbit/s", rate*8/1e6) }
 
 // shorten joins the first of many texts.
 func shorten(texts []string) string {

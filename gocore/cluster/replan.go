@@ -142,16 +142,8 @@ func (p *Postoffice) Report(c Capacity) {
 	})
 }
 
-// count32 is a message's field, left out if n is 0.
-func count32(n uint32) *uint32 {
-	if n == 0 {
-		return nil
-	}
-	return &n
-}
-
 // positive is a message's field, left out if x is 0.
-func positive(x float64) *float64 {
+func positive[T float64 | uint32](x T) *T {
 	if x == 0 {
 		return nil
 	}
@@ -160,7 +152,7 @@ func positive(x float64) *float64 {
 
 func (p *Postoffice) prepare(own *pspb.Prepare) {
 	begun := p.events.promise()
-	p.send(&pspb.Meta{Own: &pspb.Meta_Promise{Promise: &pspb.Promise{Plan: own.Plan, Counts: begun.Counts, Rounds: begun.Last, Unpushed: count32(begun.Unpushed)}}})
+	p.send(&pspb.Meta{Own: &pspb.Meta_Promise{Promise: &pspb.Promise{Plan: own.Plan, Counts: begun.Counts, Rounds: begun.Last, Unpushed: positive(begun.Unpushed)}}})
 }
 
 func (p *Postoffice) commit(own *pspb.Commit) {

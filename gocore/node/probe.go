@@ -40,7 +40,7 @@ func probed(bytes uint64, c cluster.Capacity) string {
 		if bytesPerSecond == 0 {
 			return "an unknown rate"
 		}
-		return fmt.Sprintf("%.0f Mbit/s", bytesPerSecond*8/1e6)
+		return cluster.Megabits(bytesPerSecond)
 	}
 	return fmt.Sprintf("the probe of the links is over: %.1f MB sent; this one sends %s, receives %s", float64(bytes)/1e6, rate(c.Up), rate(c.Down))
 }

@@ -86,7 +86,7 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 	passed, wait := s.passed, s.wait
 	c.carry(now, passed)
 	pause := now - c.seen
-	paused := pause > max(pauseTime, c.wait, s.every, time.Duration(pausePackets/max(c.carried(), 1)*float64(time.Second)))
+	paused := pause > max(pauseTime, c.wait, s.every, timeFor(pausePackets, max(c.carried(), 1)))
 	c.seen, c.wait = now, wait
 	if c.fit.runs(now) {
 		c.probed(now, passed, wait < standTime || pause > settleTime)
@@ -123,10 +123,11 @@ func (c *capacity) measured(m float64, taken time.Duration) {
 		}
 	}
 	rate, n := mode(c.last)
-	if n >= fewest {
-		c.known = rate
+	if n < fewest {
+		return
 	}
-	if n >= fewest && time.Duration(n)*taken >= sureTime {
+	c.known = rate
+	if time.Duration(n)*taken >= sureTime {
 		c.sure = rate
 	}
 }

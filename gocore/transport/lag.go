@@ -29,9 +29,9 @@ const (
 	queueUnit   = 10 * time.Microsecond // of wire.Header.Queue
 	// longestWait bounds what a report says: a peer may send anything.
 	longestWait = time.Second
-	// recentPackets are those whose shortest wait counts, if they came in the last recentWaits, where several hosts send. In a burst, such as of the sums for all
-	// workers, each packet but the first waits for the others; only a queue that stands delays all of them (CoDel: Nichols and
-	// Jacobson, ACM Queue 2012).
+	// Where several hosts send, the shortest wait of recentPackets counts, as far as they came in the last recentWaits. In a burst,
+	// such as of the sums for all workers, each packet but the first waits for the others; only a queue that stands delays all of
+	// them (CoDel: Nichols and Jacobson, ACM Queue 2012).
 	recentPackets = 16
 	recentWaits   = 250 * time.Millisecond
 	// waitGain is the weight of one packet in the mean, which counts where one host sends, as of TCP's round trips.
@@ -169,7 +169,7 @@ func (r *receiver) sending() time.Duration {
 	if r.rate == 0 {
 		return sendingTime
 	}
-	return min(freshTime, max(sendingTime, time.Duration(sendingPackets*wire.PacketBytes/r.rate*float64(time.Second))))
+	return min(freshTime, max(sendingTime, timeFor(sendingPackets*wire.PacketBytes, r.rate)))
 }
 
 // queue is the time that packets wait before the link of this host: the shortest wait among
@@ -178,8 +178,9 @@ func (r *receiver) sending() time.Duration {
 func (r *receiver) queue(now time.Duration) (queue, own time.Duration) {
 	r.senders = 0
 	queue, own = math.MaxUint16*queueUnit, longestWait
+	sending := r.sending()
 	for _, c := range r.conns {
-		wait, ok := c.waits.get(now, r.sending())
+		wait, ok := c.waits.get(now, sending)
 		if !ok || !c.remote {
 			continue
 		}

@@ -29,8 +29,13 @@ type pace struct {
 // spend accounts for written bytes.
 func (p *pace) spend(now time.Duration, bytes int) {
 	if p.rate > 0 {
-		p.ready = max(p.ready, now-creditTime) + time.Duration(float64(bytes)/p.rate*1e9)
+		p.ready = max(p.ready, now-creditTime) + timeFor(float64(bytes), p.rate)
 	}
+}
+
+// timeFor is how long bytes take at a rate in bytes per second.
+func timeFor(bytes, rate float64) time.Duration {
+	return time.Duration(bytes / rate * float64(time.Second))
 }
 
 // commitPackets is the number of packets for one write: an eighth of the windows of the

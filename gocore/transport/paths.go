@@ -3,9 +3,9 @@ package transport
 import "time"
 
 // The path from a host may carry less than the links at both ends: because of a slow switch between them, or a tunnel. The
-// receiver finds that out. A queue stands on the path while the peer's packets wait longer here than its packets to its
-// quickest other peer do, so that they do not wait before its link, and packets of no other host wait, so that they do not wait before this
-// one. A path that makes rounds longer is the last that has packets, and then both links are idle.
+// receiver finds that out. Packets that wait longer here than the same peer's packets to its quickest other peer do not wait
+// before that peer's link. If packets of no other host wait meanwhile, they do not wait before this host's link either: the queue is on
+// the path. A path that makes rounds longer still has packets when the others have none, and then both links are idle.
 
 // pathBytes is the least that stands in a path's queue. Waits also differ without one, by a few packets that leave a link
 // together; in that time a small part of a link carries less.

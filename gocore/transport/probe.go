@@ -41,7 +41,7 @@ func (p *probe) take(now time.Duration, peer uint32) bool {
 	return true
 }
 
-// probed is the peer of a probe. It owns the packets on their way there: each that has left is followed by another one.
+// probed is the peer of a probe. It owns the packets on their way there: when one has left, the next is queued.
 type probed struct {
 	t    *Transport
 	peer uint32

@@ -36,7 +36,7 @@ const (
 	// then windows limit until new measurements agree.
 	triedGain = 1.03
 	raiseGain = 2
-	// measureEach is the least of a measurement for each flow. What was acknowledged is seen of one after the other.
+	// measureEach is the least of a measurement for each flow. Acknowledgements are read from one flow after the other.
 	measureEach = 16 * wire.PacketBytes
 	// A flow is observed once a round trip; if that is long, another flow or the same one is within everyTime.
 	everyTime = 40 * time.Millisecond
@@ -127,7 +127,7 @@ func (u *uplink) try(now time.Duration) {
 	u.trying, u.elapsed, u.tried, u.spell, u.mark, u.measuring = true, 0, u.acked, now, u.acked, false
 }
 
-// tryOn raises the rate if more has passed without a pause, and tries again. It gives up where there is too little to send.
+// tryOn raises the rate if more has passed without a pause, and tries again. It ends the attempt if there is too little to send.
 func (u *uplink) tryOn(now time.Duration) {
 	bytes, long := float64(u.acked-u.mark)-burstBytes, u.elapsed >= tryTime && u.acked-u.tried >= tryBytes
 	switch {
