@@ -79,12 +79,13 @@ peers: setup .venv-mxnet/fptps.stamp ## what benchmarks/ compares with: mpi4py i
 	@for tool in iperf3:iperf3 mpirun:openmpi-bin; do command -v $${tool%:*} >/dev/null || \
 		echo "$${tool%:*} is not installed (Debian: apt-get install $${tool#*:})"; done
 
-bench: peers ## fptps beside its peers, and on shaped links (more than an hour): docs/performance.md
+bench: peers ## fptps beside its peers, and on shaped links (some hours): docs/performance.md
 	$(BIN)/pip install -q --group plots
 	$(BIN)/python -m benchmarks.compare --seconds 1 --output build/benchmarks/compare.json
 	$(BIN)/python -m benchmarks.shaped --output build/benchmarks/shaped.json
+	$(BIN)/python -m benchmarks.uneven --output build/benchmarks/uneven.json
 	$(BIN)/python -m benchmarks.training --output build/benchmarks/training.json
-	$(BIN)/python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json build/benchmarks/training.json --docs docs
+	$(BIN)/python -m benchmarks.report build/benchmarks/compare.json build/benchmarks/shaped.json build/benchmarks/uneven.json build/benchmarks/training.json --docs docs
 
 wheel: $(VENV)/dev.stamp build/manylinux.stamp ## wheel for glibc 2.28 or newer with libzmq inside, into dist/
 

@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from .scenarios import FPTPS, FPTPS_TCP
-from .shaped import ALL_MODELS, RATE_GIVEN, median
+from .shaped import ALL_MODELS, RATE_GIVEN, TRAININGS, median, trainer_name
 from .summary import GOODPUT
 from .training import report as training
 from .training.names import BACKEND, FORWARD, GLOO, HOOK, NONE
@@ -33,6 +33,8 @@ COLORS: Final = {
     NONE: "#ef8a62",
     FORWARD: "#b2182b",
 }
+SHADES: Final = ("#b2182b", "#ef8a62", "#2166ac", "#67a9cf")
+"""Of clusters in the order of TRAININGS."""
 BY_SIZE: Final = {"1x1 16 KB": 16, "1x1 256 KB": 256, "1x1": 4096}
 """Scenarios of one worker and one server with 16 tensors, and their sizes in KiB."""
 
@@ -115,23 +117,24 @@ def link_use(shaped: dict[str, Any], path: Path) -> None:
 
 def trainer(shaped: dict[str, Any], path: Path) -> None:
     """Iteration times as multiples of the bound."""
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.6))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.6), width_ratios=(3, 2))
 
     def ratio(run: str) -> float:
         return median(shaped["samples"], run, "ratio") or 0.0
 
-    for i, size in enumerate(("2x2", "4x4")):
-        heights = [ratio(f"trainer {model} {size} packet") for model in ALL_MODELS]
-        left.bar(
-            [x + i * 0.4 for x in range(len(ALL_MODELS))], heights, 0.4, color=("#b2182b", "#ef8a62")[i], label=size
-        )
-    left.set_xticks([x + 0.2 for x in range(len(ALL_MODELS))], ALL_MODELS)
+    clusters = [(each.cluster, each.rate) for each in TRAININGS if len(each.models) > 1]
+    width = 0.8 / len(clusters)
+    for i, (size, rate) in enumerate(clusters):
+        heights = [ratio(trainer_name(model, size, rate=rate)) for model in ALL_MODELS]
+        places = [x + i * width for x in range(len(ALL_MODELS))]
+        left.bar(places, heights, width, color=SHADES[i], label=f"{size}, {rate}")
+    left.set_xticks([x + 0.4 - width / 2 for x in range(len(ALL_MODELS))], ALL_MODELS)
     modes = ("fifo", "partitioned", "message", "packet")
     for i, model in enumerate(("resnet50", "vgg16")):
-        heights = [ratio(f"trainer {model} 2x2 {mode}") for mode in modes]
+        heights = [ratio(trainer_name(model, "2x2", mode)) for mode in modes]
         right.bar([x + i * 0.4 for x in range(len(modes))], heights, 0.4, color=("#2166ac", "#67a9cf")[i], label=model)
     right.set_xticks([x + 0.2 for x in range(len(modes))], modes)
-    for pane, title in ((left, "Iteration / bound"), (right, "Scheduling modes, 2x2")):
+    for pane, title in ((left, "Iteration / bound"), (right, "Scheduling modes, 2x2, 1 Gbit/s")):
         pane.axhline(1, color="black", linewidth=0.6, linestyle="--")
         pane.set(ylim=(0.8, None), ylabel="iteration / bound", title=title)
         pane.legend()

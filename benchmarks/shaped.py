@@ -1,8 +1,8 @@
-"""Measures fptps on links of 1 Gbit/s: use of the links, latency of urgent tensors, iteration times against the bound.
+"""Measures fptps on links: use of the links, latency of urgent tensors, iteration times against the bound.
 
 It also measures the machine's limits: stalls of the CPU, and iperf3 on the same links.
 
-python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; some 15 minutes
+python -m benchmarks.shaped --output build/benchmarks/shaped.json      # root, or user namespaces; more than an hour
 
 Every run is a cluster of real processes in benchmarks.testbed's network, started as a user starts it; in the runs named
 "rate given" alone, FPTPS_LINK_RATE is set on each node. docs/testbed.md says how to read "sends".
@@ -15,11 +15,11 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 from tqdm import tqdm
@@ -30,8 +30,9 @@ from .testbed import TestBed, why_not
 from .testbed.usage import thinned, use_of
 
 RATE: Final = "1gbit"
-ROUNDS: Final = 3
-"""Number of times that everything is run."""
+"""Of the links, where a run's name has no other."""
+SCALES: Final = {RATE: "0.1", "200mbit": "0.05", "100mbit": "0.02"}
+"""Of the trainers' tensors, by the rate of the links. Below 1 Gbit/s two cores have time left, up to 8x8 nodes."""
 RATE_GIVEN: Final = ", rate given"
 """Suffix of the names of runs whose nodes have FPTPS_LINK_RATE."""
 PROFILES: Final = ROOT / "benchmarks" / "profiles"
@@ -62,12 +63,22 @@ def bench(*arguments: str) -> tuple[str, ...]:
     return ("fptps", "bench", *arguments, "--json")
 
 
-def trainer(model: str, workers: int, servers: int, mode: str = "packet") -> Run:
-    """A simulated trainer. Tensors have a tenth of their size, so that 1 Gbit/s acts like 10 Gbit/s."""
-    arguments = bench("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", "0.1", "--link", RATE)
+def trainer(model: str, workers: int, servers: int, mode: str = "packet", rate: str = RATE) -> Run:
+    """A simulated trainer. With tensors of a tenth of their size 1 Gbit/s acts like 10 Gbit/s."""
+    arguments = bench("trainer", "--profile", str(PROFILES / f"{model}.json"), "--scale", SCALES[rate], "--link", rate)
     if mode != "packet":
         arguments += ("--mode", mode)
-    return Run(f"trainer {model} {workers}x{servers} {mode}", workers, servers, arguments)
+    return Run(trainer_name(model, f"{workers}x{servers}", mode, rate), workers, servers, arguments, rate)
+
+
+def trainer_name(model: str, size: str, mode: str = "packet", rate: str = RATE) -> str:
+    """The name of a trainer's run."""
+    return f"trainer {model} {size} {mode}" + suffix(rate)
+
+
+def suffix(rate: str) -> str:
+    """Of the names of runs on links of this rate."""
+    return "" if rate == RATE else f", {rate}"
 
 
 def push_pull(workers: int, servers: int) -> Run:
@@ -75,9 +86,10 @@ def push_pull(workers: int, servers: int) -> Run:
     return Run(f"push_pull {workers}x{servers}", workers, servers, bench("push_pull", "--seconds", "4"))
 
 
-def preempt(workers: int, servers: int) -> Run:
+def preempt(workers: int, servers: int, rate: str = RATE, bulk: str = "64MB") -> Run:
     """Successive urgent tensors of 16 KiB, alone and with bulk in flight."""
-    return Run(f"preempt {workers}x{servers}", workers, servers, bench("preempt", "--link", RATE))
+    arguments = bench("preempt", "--link", rate, "--bulk", bulk)
+    return Run(f"preempt {workers}x{servers}{suffix(rate)}", workers, servers, arguments, rate)
 
 
 def with_rate_given(run: Run) -> Run:
@@ -92,17 +104,48 @@ def iperf3() -> Run:
 
 
 SIZES: Final = ((1, 1), (2, 2), (4, 4), (8, 8))
-PREEMPT_SIZES: Final = ((1, 1), (4, 1), (4, 4))
 ALL_MODELS: Final = ("resnet50", "vgg16", "alexnet", "bert_base")
+
+
+class Training(NamedTuple):
+    """Simulated trainings on a cluster."""
+
+    size: tuple[int, int]
+    rate: str
+    models: tuple[str, ...]
+
+    @property
+    def cluster(self) -> str:
+        """Workers x servers."""
+        return f"{self.size[0]}x{self.size[1]}"
+
+
+TRAININGS: Final = (
+    Training((2, 2), RATE, ALL_MODELS),
+    Training((4, 4), RATE, ALL_MODELS),
+    Training((4, 4), "200mbit", ALL_MODELS),
+    Training((8, 8), "200mbit", ALL_MODELS),
+    Training((16, 16), "100mbit", ("vgg16",)),
+)
+PREEMPTIONS: Final = (
+    *(preempt(*size) for size in ((1, 1), (4, 1), (4, 4))),
+    *(preempt(*size, "200mbit", "16MB") for size in ((1, 1), (4, 1))),
+)
+
+
+def both(runs: Iterable[Run]) -> Iterator[Run]:
+    """Each run, and after it the same with the rate given."""
+    for run in runs:
+        yield run
+        yield with_rate_given(run)
+
+
 RUNS: Final = (
     *(push_pull(*size) for size in SIZES),
     iperf3(),
-    *(preempt(*size) for size in PREEMPT_SIZES),
-    *(trainer(model, *size) for size in ((2, 2), (4, 4)) for model in ALL_MODELS),
+    *both(PREEMPTIONS),
+    *both(trainer(model, *each.size, rate=each.rate) for each in TRAININGS for model in each.models),
     *(trainer(model, 2, 2, mode) for mode in ("message", "partitioned", "fifo") for model in ("resnet50", "vgg16")),
-    *(with_rate_given(push_pull(*size)) for size in ((2, 2), (4, 4))),
-    *(with_rate_given(preempt(*size)) for size in PREEMPT_SIZES),
-    *(with_rate_given(trainer(model, 2, 2)) for model in ALL_MODELS),
 )
 
 
@@ -164,9 +207,10 @@ def median(samples: Sequence[dict[str, Any]], run: str, figure: str) -> float | 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--run", "names", multiple=True, help="Only runs whose name has this in it; repeatable.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
-def main(names: tuple[str, ...], output: Path | None) -> None:
-    """Measure fptps on links of 1 Gbit/s."""
+def main(names: tuple[str, ...], rounds: int, output: Path | None) -> None:
+    """Measure fptps on shaped links."""
     if (reason := why_not()) is not None:
         raise click.ClickException(reason)
     now = datetime.now(timezone.utc)
@@ -175,7 +219,7 @@ def main(names: tuple[str, ...], output: Path | None) -> None:
         click.echo("iperf3 is not installed, and left out: apt-get install iperf3", err=True)
         runs = [run for run in runs if run.name != "iperf3"]
     path = output or ROOT / "build" / "benchmarks" / f"shaped-{now:%Y-%m-%dT%H-%M-%S}.json"
-    measure(runs * ROUNDS, now, path, brief)
+    measure(runs * rounds, now, path, brief)
 
 
 def measure(runs: Sequence[Run], now: datetime, path: Path, brief: Callable[[dict[str, Any]], str]) -> None:

@@ -1,6 +1,6 @@
 """Iteration times on links that differ, or change: what the scheduler's plans make of them, against the best plan.
 
-python -m benchmarks.uneven --output build/benchmarks/uneven.json      # root, or user namespaces; some 15 minutes
+python -m benchmarks.uneven --output build/benchmarks/uneven.json      # root, or user namespaces; some 10 minutes
 
 Each run is a simulated training of vgg16 in benchmarks.testbed's network, started as a user starts it. The bound is
 that of `fptps bench trainer`, for the shares of the summing that make a round shortest over the links as they are.
@@ -183,25 +183,26 @@ def sample(case: Case) -> dict[str, Any]:
     return {"case": case.name, "phases": result}
 
 
-def row(name: str, phase: Mapping[str, Any]) -> list[Any]:
+def row(name: str, phase: Mapping[str, Any]) -> list[str]:
     """A line of the table."""
     times, bound = phase["iterations_ms"], phase["bound_ms"]
     found = first_within(times, NEAR * bound)
     settled = statistics.median(times[INSIST:] or times)
+    milliseconds = [f"{each:.0f}" for each in (bound, times[0], settled)]
     changes = ", ".join(map(str, phase["plan_changes"])) or "-"
-    return [name, bound, times[0], settled, settled / bound, "-" if found == len(times) else found, changes]
+    return [name, *milliseconds, f"{settled / bound:.2f}", "-" if found == len(times) else str(found), changes]
 
 
-HEADERS: Final = ("links", "bound ms", "first ms", "settled ms", "ratio", "found after", "new plan in")
+HEADERS: Final = ("links", "bound ms", "first ms", "settled ms", "settled / bound", "found after", "new plan in")
 
 
-def table(samples: Sequence[Mapping[str, Any]]) -> str:
+def rows(samples: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """All phases: times in ms; found after: iterations until three in a row take at most 1.05 times the bound."""
-    rows = []
-    for each in samples:
-        for number, phase in enumerate(each["phases"]):
-            rows.append(row(each["case"] if number == 0 else f"... change {number}", phase))
-    return str(tabulate(rows, HEADERS, floatfmt=("", ".0f", ".0f", ".0f", ".2f", "", "")))
+    return [
+        row(each["case"] if number == 0 else f"... change {number}", phase)
+        for each in samples
+        for number, phase in enumerate(each["phases"])
+    ]
 
 
 @dataclass
@@ -234,7 +235,7 @@ def main(names: tuple[str, ...], rounds: int, output: Path | None) -> None:
                 file.samples.append(sample(case))
                 path.write_text(json.dumps(asdict(file), indent=1) + "\n")
                 bar.update()
-    click.echo(table(file.samples))
+    click.echo(str(tabulate(rows(file.samples), HEADERS, disable_numparse=True)))
     click.echo(f"Every sample: {path}")
 
 

@@ -67,7 +67,7 @@ func dtypeOf(dtype int64) wire.DType {
 // policyOf converts a consistency from Python. A number out of range becomes an invalid policy, which every operation refuses.
 func policyOf(policy int64) wire.Policy {
 	if policy != int64(uint16(policy)) {
-		return wire.Async - 1
+		return wire.Bounded(wire.MaxDelay + 1)
 	}
 	return wire.Policy(policy)
 }

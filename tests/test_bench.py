@@ -326,6 +326,13 @@ def test_push_pull(workers, servers):
     assert "push_pull: 100%" in done.stderr
 
 
+def test_push_pull_in_the_order_of_ranks():
+    arguments = ["-n", 2, "-s", 1, "--size", "64KiB", "--seconds", 0.1, "--deterministic", "--check", "--json"]
+    found = figures(bench("push_pull", *arguments))
+    assert set(found) == PUSH_PULL | {"checked", "deterministic"}
+    assert found["deterministic"] is True
+
+
 @pytest.mark.parametrize("size", ["4KiB", "100KiB"])
 def test_kv(size):
     done = bench("kv", "-n", 2, "-s", 2, "--size", size, "--tensors", 3, "--seconds", 0.1, "--json")

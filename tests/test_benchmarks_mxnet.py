@@ -34,7 +34,8 @@ def test_every_round_has_all_runs_and_begins_with_another_system():
     assert systems[per_round : per_round + 3] == [names.P3, names.MXNET, names.DIST_SYNC]
     assert len(made) == 2 * per_round
     assert {run.name for run in made} == {
-        f"MXNet {size}, {rate}" for size in ("2x2", "4x4") for rate in ("100mbit", "1gbit")
+        *(f"MXNet {size}, {rate}" for size in ("2x2", "4x4") for rate in ("100mbit", "1gbit")),
+        "MXNet 8x8, 20mbit",
     }
 
 

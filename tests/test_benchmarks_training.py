@@ -25,7 +25,7 @@ def test_every_round_has_all_runs_and_begins_with_another_system():
     first, second = ([word for word in run.arguments if word in names.LIBRARY] for run in made[::per_round])
     assert first == [names.GLOO, names.HOOK, names.NONE, names.FORWARD]
     assert second == [names.HOOK, names.NONE, names.FORWARD, names.GLOO]
-    assert {run.rate for run in made} == {runs.SCARCE, runs.FAST}
+    assert {run.rate for run in made} == {runs.SLOW, runs.SCARCE, runs.FAST}
 
 
 # Models

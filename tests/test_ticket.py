@@ -16,6 +16,7 @@ import pytest
 from helpers import in_threads, running_scheduler, workers_of_one_process
 
 import fptps
+from fptps._wakeup import CallbackThread, Wakeup
 
 
 def init(pair, key, array):
@@ -104,6 +105,24 @@ def test_callbacks_run_once_each_on_a_thread_of_their_own(pending, caplog):
     ticket.add_done_callback(lambda done: called.put((3, done, threading.current_thread())))
     assert called.get_nowait() == (3, ticket, threading.current_thread())
     assert called.empty()
+
+
+def test_the_callbacks_thread_does_not_wake_itself(monkeypatch):
+    """A ticket that this thread finds ended costs no system call to say so; it did two, and a turn of the loop."""
+    event, other_end = os.pipe()
+    thread = CallbackThread(Wakeup(lambda: os.dup(event), lambda: None))
+    wakes, calls = [], queue.Queue()
+    loop = thread._loop
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (wakes.append(call), wake(*call)))
+    thread.start()
+    thread.call(lambda: thread.call(lambda: calls.put(threading.current_thread().name)))
+    assert calls.get(timeout=30) == "fptps callbacks"
+    assert len(wakes) == 1
+    thread.stop()
+    thread._thread.join(30)
+    os.close(event)
+    os.close(other_end)
 
 
 def test_callbacks_of_a_ticket_that_a_close_ends():

@@ -154,7 +154,7 @@ def test_an_optimizer_of_ones_own(on_all, kind, caplog):
             optimizer.zero_grad()
             loss_of(model, rank, number).backward()
             optimizer.step()
-            late.append(optimizer._pending)
+            late.append(bool(optimizer._late))
         optimizer.flush()
         return set(late), weights(model)
 
@@ -165,6 +165,39 @@ def test_an_optimizer_of_ones_own(on_all, kind, caplog):
         assert late == {kind is Declared}
         assert same(got, wanted)
     assert ("Scaled: step() waits for all sums, as" in caplog.text) == (kind is Scaled)
+
+
+class Counted(Declared):
+    """Notes how many parameters each of its steps updates."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.updated = []
+
+    def step(self, closure=None):
+        self.updated.append(sum(p.grad is not None for group in self.param_groups for p in group["params"]))
+        super().step(closure)
+
+
+def test_sums_that_have_arrived_are_taken_along(on_all):
+    """The first module that needs a parameter updates all whose sums are here, in one call of the optimizer."""
+
+    def work(rank):
+        model = torch.nn.Sequential(*[torch.nn.Linear(200, 200) for _ in range(3)])
+        ft.broadcast_parameters(model.state_dict())
+        optimizer = ft.DistributedOptimizer(Counted(model.parameters()), model.named_parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 200)).sum().backward()
+            optimizer.step()
+            for bundle in optimizer._gradients.bundles:
+                bundle.ticket.result()
+        tensors = len(optimizer._gradients.bundles)
+        model(torch.ones(2, 200))
+        ft.check(model)
+        return tensors, optimizer.updated
+
+    assert on_all(work) == [(4, [6, 6, 6])] * 2
 
 
 def test_step_hooks_run_once_a_step_after_the_update(on_all):

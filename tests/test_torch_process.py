@@ -1,6 +1,7 @@
 """fptps.torch.init() in real processes: under fptps run, as other launchers start them, and alone."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,18 @@ for epoch in range(2):
         optimizer.step()
 fptps.check(model)
 print("steps", optimizer.steps)
+"""
+
+DETERMINISTIC = """
+import fptps.torch as fptps
+from fptps.torch._process import current
+
+fptps.init(deterministic=True)
+fptps.init()
+try:
+    fptps.init(deterministic=False)
+except ValueError as error:
+    print(error, current().worker.deterministic, flush=True)
 """
 
 LAUNCHERS = {
@@ -127,6 +140,15 @@ def test_as_another_launcher_starts_it(program, launcher):
         assert lines(out, "total") == [f"total 11.0 {rank} 2 {rank} 2"]
         assert lines(out, "again") == ["again ['of 0', 'of 1']"]
         assert f"worker {rank} of 2, started by {launcher}; on this host {rank} of 2" in out
+
+
+def test_deterministic(program):
+    refused = "deterministic=False, but fptps.torch is initialised already, with deterministic=True: .* True"
+    for out, errors, code in under_launcher(program(DETERMINISTIC), "torchrun", [{}, {}]):
+        assert code == 0, errors
+        assert re.search(refused, out)
+    done = under_fptps_run(program(DETERMINISTIC), 2, 1)
+    assert len(re.findall(refused, done.stdout)) == 2, done.stdout + done.stderr
 
 
 def test_a_launcher_that_names_no_place_to_meet(program):

@@ -39,5 +39,16 @@ def test_the_hook_averages_as_ddp_does(tmp_path):
                 assert torch.allclose(own[tensor].float(), ours[tensor].float(), **tolerance), (name, tensor)
 
 
+def test_the_bucket_that_ddp_completes_last_is_the_most_urgent(tmp_path):
+    """It has the layer that the next forward pass uses first, which is here the one that is defined last."""
+    for calls in torch_group.under_fptps_run(tmp_path, torch_trainings.priorities_of_the_hook, 2, 0, "gloo"):
+        urgencies = [set(priorities.values()) for priorities in calls]
+        assert all(len(one) == 1 for one in urgencies), "the tensors of a bucket are equally urgent"
+        in_order = [urgency for one in urgencies for urgency in one]
+        assert in_order == sorted(set(in_order)), "each bucket is more urgent than those completed before it"
+        layers = [name.split(".")[2] for priorities in calls for name in priorities]  # module.layers.3.weight float32
+        assert list(dict.fromkeys(layers)) == ["0", "1", "2", "3"]
+
+
 def test_the_cluster_of_the_environment(tmp_path):
     assert torch_group.under_fptps_run(tmp_path, torch_trainings.the_cluster_of_the_environment, 2, 1) == [[1, 0]] * 2

@@ -336,7 +336,7 @@ def refusals():
     refuses(TypeError, "AVG of torch.int64", lambda: dist.all_reduce(whole, op=ReduceOp.AVG))
     refuses(TypeError, "cannot sum torch.float8_e5m2", lambda: dist.all_reduce(x.to(torch.float8_e5m2)))
     refuses(NotImplementedError, "layout torch.sparse_coo", lambda: dist.all_reduce(x.to_sparse()))
-    refuses(ValueError, "2 tensors", lambda: dist.group.WORLD.allreduce([x, x]))
+    refuses(ValueError, "2 tensors", lambda: dist.group.WORLD.allreduce([x, x], dist.AllreduceOptions()))
     refuses(NotImplementedError, "pass src", lambda: dist.recv(x))
     refuses(ValueError, "2 rows cannot be split", lambda: dist.all_to_all_single(torch.ones(3)[1:], x[1:]))
     refuses(ValueError, "split sizes", lambda: dist.all_to_all_single(x, x, [1] * (size - 1) + [9], [1] * size))

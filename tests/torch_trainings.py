@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -128,6 +129,31 @@ def hooks():
             fptps.torch.DDPState(kv, alone)
             raise AssertionError("DDP of one process, and fptps of two")
     return results
+
+
+class Backwards(torch.nn.Module):
+    """Uses its layers in the reverse of the order in which they are defined."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(40, 40) for _ in range(4))
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+def priorities_of_the_hook():
+    """Under `fptps run`, with DDP over gloo: the hook's calls in a step, after DDP has made its buckets anew. Each is
+    the priorities of its tensors, by name."""
+    with fptps.KVWorker() as kv:
+        model = DistributedDataParallel(Backwards(), bucket_cap_mb=0.005)  # a bucket holds a layer at most
+        model.register_comm_hook(fptps.torch.DDPState(kv, model), fptps.torch.ddp_hook)
+        for _ in range(3):
+            with mock.patch.object(kv, "push_pull_all", wraps=kv.push_pull_all) as push_pull_all:
+                model(torch.ones(2, 40)).sum().backward()
+    return [call.kwargs["priority"] for call in push_pull_all.call_args_list]
 
 
 def the_cluster_of_the_environment():

@@ -1,7 +1,7 @@
 """iperf3: one stream of TCP over loopback, one way or --bidir; knows nothing of tensors, so --size is not used.
 
 python -m benchmarks.peers.iperf3 [--bidir]
-fptps run -n 2 -- python -m benchmarks.peers.iperf3 --bidir --between HOST    # from worker 0 to worker 1, which is HOST
+python -m benchmarks.peers.iperf3 --bidir --between HOST    # on the test bed: from worker 0 to worker 1, which is HOST
 
 One way only the bytes to the server count, both ways those of both.
 """
@@ -76,7 +76,7 @@ def run_between(options: Options, bidir: bool, host: str) -> Result | None:
     rank = os.environ.get("DMLC_WORKER_ID")
     if rank is None:
         raise PeerError(
-            "--between is for the workers of a cluster: fptps run -n 2 -- python -m benchmarks.peers.iperf3 ..."
+            "--between is for two workers with DMLC_WORKER_ID: python -m benchmarks.shaped --run iperf3 runs it"
         )
     if rank == "1":
         with processes() as started:

@@ -31,10 +31,13 @@ class Setting(NamedTuple):
         return f"{self.workers}x{self.servers}, {self.rate}"
 
 
+SLOW: Final = "20mbit"
+"""At this rate the processor has time left, also with 16 nodes on two cores."""
 SCARCE: Final = "100mbit"
-"""At this rate the processor has time left, also with 8 nodes on two cores."""
+"""With 8 nodes on two cores the processor has time left for some models."""
 FAST: Final = "1gbit"
 SCALES: Final = {
+    SLOW: {"resnet50": 0.01, "vgg16": 0.002, "bert_base": 0.003},
     SCARCE: {"resnet50": 0.05, "vgg16": 0.01, "bert_base": 0.015, CNN: 1.0},
     FAST: {"resnet50": 0.1, CNN: 1.0},
 }
@@ -45,6 +48,7 @@ SETTINGS: Final = (
         for systems in (LIBRARY, AS_BACKEND)
     ),
     Setting(4, 0, SCARCE, LIBRARY, SCALES[SCARCE]),
+    *(Setting(nodes, nodes, SLOW, LIBRARY, SCALES[SLOW]) for nodes in (4, 8)),
 )
 ALONE: Final = Run("1x0", 1, 0, ("benchmarks.training.alone",))
 

@@ -58,6 +58,12 @@ func (t *Slots) addRows(s *slot, h *wire.Header, payload []byte) error {
 		s.acc = t.pool.Get(reduce.AccBytes(h.DType, wire.PacketBytes))
 		clear(s.acc.Bytes)
 	}
+	return s.eachRow(h, payload, func(at int, elements []byte) { AddAt(h.DType, s.acc.Bytes, at, elements) })
+}
+
+// eachRow adds the rows of a contribution to a slot's set of rows, and calls f for their elements as EachRow does. After an
+// error f may have been called for a part of them.
+func (s *slot) eachRow(h *wire.Header, payload []byte, f func(at int, elements []byte)) error {
 	row := h.RowBytes()
 	if row > 0 && s.rows.row > 0 && s.rows.row != row {
 		return fmt.Errorf("tensor %d packet %d: this worker sent rows of %d bytes, others rows of %d", h.Tensor, h.Packet, row, s.rows.row)
@@ -69,7 +75,7 @@ func (t *Slots) addRows(s *slot, h *wire.Header, payload []byte) error {
 		if row > 0 {
 			s.rows.add(row, at, at+len(elements))
 		}
-		AddAt(h.DType, s.acc.Bytes, at, elements)
+		f(at, elements)
 	})
 }
 

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -170,15 +171,18 @@ func TestRowsThatDoNotFitAreRefused(t *testing.T) {
 			h.Codec, h.RawLen = wire.CodecPlain, h.WireLen
 		},
 	} {
-		pool := NewPool()
-		slots := NewSlots(2, pool, time.Time{})
-		h, payload := someRows(0, 8, 1, []int{0, 1})
-		if _, _, err := slots.Add(0, &h, payload, nil); err != nil {
-			t.Fatal(err)
-		}
-		change(&h, payload)
-		if _, _, err := slots.Add(1, &h, payload[:h.WireLen], nil); err == nil {
-			t.Errorf("%s is taken", name)
+		for _, policy := range []wire.Policy{wire.Sync, wire.Ordered} { // ordered ones wait for rank 0, but are refused at once
+			slots := NewSlots(3, NewPool(), time.Time{})
+			h, payload := someRows(1, 8, 1, []int{0, 1})
+			h.DType, h.Policy = wire.Float32, policy
+			if _, _, err := slots.Add(1, &h, payload, nil); err != nil {
+				t.Fatal(err)
+			}
+			payload = slices.Clone(payload)
+			change(&h, payload)
+			if _, _, err := slots.Add(2, &h, payload[:h.WireLen], nil); err == nil {
+				t.Errorf("%s is taken (%v)", name, policy)
+			}
 		}
 	}
 }

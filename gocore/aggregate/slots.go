@@ -81,7 +81,11 @@ type slot struct {
 	dtype      wire.DType
 	raw        uint32 // bytes of the packet's elements
 	codec      wire.Codec
-	rows       Rows // of a table: the rows that acc holds
+	rows       Rows // of a table: the rows that acc holds, or held
+
+	ordered bool   // contributions are added in the order of ranks; see ordered.go
+	prefix  int    // if ordered: the number of ranks, from 0 on without a gap, that have contributed
+	held    []held // contributions that are not added yet, by rank
 
 	policy wire.Policy
 	plan   uint16
@@ -129,22 +133,40 @@ func (t *Slots) Add(rank int, h *wire.Header, payload []byte, owned *Buffer) (su
 		s.clash = true
 	}
 	s.op, s.opKnown = h.Op, true
-	switch {
-	case h.Codec == wire.CodecRows:
-		if err := t.addRows(s, h, payload); err != nil {
-			return Sum{}, false, err
-		}
-	case h.Round == 0 && len(payload) <= len(zeros) && bytes.Equal(payload, zeros[:len(payload)]):
-	case s.acc == nil && owned == nil && s.lent == nil && h.Round > 0 && s.count+1 < t.workers:
-		s.lent = payload
-	default:
-		if t.add(s, payload, owned) {
-			owned = nil
-		}
-		t.addLent(s)
+	kept := false
+	if s.ordered {
+		kept, err = t.hold(s, rank, h, payload, owned)
+	} else {
+		kept, err = t.take(s, h, payload, owned)
+	}
+	if kept {
+		owned = nil
+	}
+	if err != nil {
+		return Sum{}, false, err
 	}
 	sum, done = t.count(s, rank, h, h.Packet)
 	return sum, done, nil
+}
+
+// take adds a contribution to the slot's sum, or lends it. It reports whether the slot keeps owned.
+func (t *Slots) take(s *slot, h *wire.Header, payload []byte, owned *Buffer) (kept bool, err error) {
+	switch {
+	case h.Codec == wire.CodecRows:
+		return false, t.addRows(s, h, payload)
+	case isInitialZeros(h, payload):
+	case s.acc == nil && owned == nil && s.lent == nil && h.Round > 0 && s.count+1 < t.workers:
+		s.lent = payload
+	default:
+		kept = t.add(s, payload, owned)
+		t.addLent(s)
+	}
+	return kept, nil
+}
+
+// isInitialZeros reports whether a contribution is zeros in round 0.
+func isInitialZeros(h *wire.Header, payload []byte) bool {
+	return h.Round == 0 && len(payload) <= len(zeros) && bytes.Equal(payload, zeros[:len(payload)])
 }
 
 // add adds elements to the slot's sum. It reports whether it has made their buffer, owned, the accumulator.
@@ -266,6 +288,7 @@ func (t *Slots) begin(p *packet, h *wire.Header, raw uint32) *slot {
 	*s = slot{
 		round: h.Round, from: s.from.cleared(), priority: h.Priority, of: p, tensor: h.Tensor,
 		dtype: h.DType, raw: raw, codec: h.Codec, rows: s.rows.cleared(), policy: h.Policy, plan: h.Plan,
+		ordered: h.Policy == wire.Ordered && reduce.OrderMatters(h.DType), held: s.held,
 	}
 	p.slots[h.Round%2] = s
 	t.watch(s)
@@ -279,6 +302,9 @@ func (t *Slots) count(s *slot, rank int, h *wire.Header, number uint32) (Sum, bo
 	s.priority = max(s.priority, h.Priority)
 	if h.Flags&wire.FlagLearningRate != 0 {
 		s.rate, s.rated = h.LearningRate, true
+	}
+	if s.ordered {
+		t.addInOrder(s)
 	}
 	if s.count < t.workers {
 		return Sum{}, false
@@ -294,7 +320,7 @@ func (t *Slots) count(s *slot, rank int, h *wire.Header, number uint32) (Sum, bo
 	sum := Sum{Header: wire.Header{
 		Kind: wire.Sum, DType: s.dtype, Op: s.op, Codec: s.codec, Tensor: h.Tensor, Packet: number, Run: 1, Round: s.round,
 		Priority: s.priority, Contributors: uint16(s.count), RawLen: s.raw,
-	}, Policy: s.policy, Plan: s.plan, LearningRate: s.rate, Rated: s.rated, Rows: s.rows}
+	}, Policy: s.policy.Applied(), Plan: s.plan, LearningRate: s.rate, Rated: s.rated, Rows: s.rows}
 	acc := s.acc
 	s.acc = nil
 	switch {
@@ -319,7 +345,11 @@ func (s *slot) finish(acc *Buffer, sum *Sum) {
 		reduce.Divide(scaled, acc.Bytes, s.count)
 	}
 	if wide {
-		reduce.Narrow(s.dtype, acc.Bytes[:s.raw], acc.Bytes)
+		if s.ordered {
+			reduce.NarrowRepeatably(s.dtype, acc.Bytes[:s.raw], acc.Bytes, s.round<<32|uint64(sum.Header.Packet))
+		} else {
+			reduce.Narrow(s.dtype, acc.Bytes[:s.raw], acc.Bytes)
+		}
 		acc.Bytes = acc.Bytes[:s.raw]
 	}
 	sum.Buffer, sum.Header.WireLen = acc, s.raw

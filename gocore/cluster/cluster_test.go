@@ -162,6 +162,21 @@ func TestDisagreementReachesAllAtOnce(t *testing.T) {
 	})
 }
 
+// A cluster in which only some workers are deterministic is refused, by an error that names the setting.
+func TestDeterministicOnSomeWorkers(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		w, _ := b.start(3, 0)
+		errs := make(chan error, 3)
+		for rank, policy := range []wire.Policy{wire.Ordered, wire.Ordered, wire.Sync} {
+			declareTo(w[rank], 5, wire.Tensor{Bytes: 4, DType: wire.Float32, Policy: policy}, func(_ uint32, err error) { errs <- err })
+		}
+		for range 3 {
+			wantError(t, <-errs, fault.Mismatch, "workers 0, 1 have 4 bytes of float32, sync and deterministic; worker 2 has 4 bytes of float32, sync.",
+				"the same deterministic= or FPTPS_DETERMINISTIC")
+		}
+	})
+}
+
 func TestInvalidRequests(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		w, s := b.start(1, 1)

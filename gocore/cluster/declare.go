@@ -91,6 +91,9 @@ func disagreementError(m *pspb.Disagreement) error {
 	if permuted {
 		same = "shape, order of axes in memory, dtype and consistency"
 	}
+	if slices.ContainsFunc(m.GetPart(), func(p *pspb.Disagreement_Part) bool { return tensorOf(p).Policy == wire.Ordered }) {
+		same += ", and the same deterministic= or FPTPS_DETERMINISTIC"
+	}
 	var parts []string
 	for i, p := range m.GetPart() {
 		if i == most {

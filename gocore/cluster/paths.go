@@ -14,8 +14,11 @@ type slowPath struct {
 	rate     float64
 }
 
-func (s slowPath) String() string {
-	return fmt.Sprintf("%s to %s carries %s", Name(s.from), Name(s.to), Megabits(s.rate))
+func describePaths(slow []slowPath) (texts []string) {
+	for _, s := range slow {
+		texts = append(texts, fmt.Sprintf("%s to %s carries %s", Name(s.from), Name(s.to), Megabits(s.rate)))
+	}
+	return texts
 }
 
 // limitSums bounds what nodes can sum by the paths to them, and returns the paths that do, the slowest first. Of a path between hosts

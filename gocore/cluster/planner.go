@@ -36,17 +36,19 @@ const (
 	burstGain = 0.6
 )
 
-// Capacity is what a node has found out about its link and the paths to it, in bytes per second; 0: nothing.
+// Capacity is what a node has found out about itself, its link and the paths to it, in bytes per second; 0: nothing.
 type Capacity struct {
 	Up, Down float64 // what it carries in each direction
 	Carried  float64 // the most that it has sent lately, whatever the limit was
+
+	Processor float64 // what the node's processor moves in each direction, if it is slower than the link
 
 	Paths map[uint32]float64 // from other nodes, which carry less than the links at both ends; see paths.go
 }
 
 func (c Capacity) equal(other Capacity) bool {
 	return c.Up == other.Up && c.Down == other.Down && c.Carried == other.Carried &&
-		maps.Equal(c.Paths, other.Paths)
+		c.Processor == other.Processor && maps.Equal(c.Paths, other.Paths)
 }
 
 // planner decides which plan the cluster uses. It computes the best plan for the links as they are, and
@@ -108,6 +110,7 @@ func (p *planner) look(now time.Time, members []*member) *change {
 	if !known {
 		return nil
 	}
+	processors := p.limitLinks(hosts)
 	slow := p.limitSums(hosts)
 	better, err := p.watch.Observe(hosts, p.shares, p.leastGain(now))
 	if err != nil || better == nil { // an error: a capacity is nonsense
@@ -116,7 +119,7 @@ func (p *planner) look(now time.Time, members []*member) *change {
 		}
 		return nil
 	}
-	return p.introduce(now, better.Shares, p.describe(better, members, slow))
+	return p.introduce(now, better.Shares, p.describe(better, members, append(describeProcessors(processors, members), describePaths(slow)...)))
 }
 
 // introduce begins a change.
@@ -207,14 +210,17 @@ func (p *planner) due() time.Time {
 	return p.again
 }
 
-// hosts lists the links with their capacities; known reports whether at least one link or path has been measured. A link that has not is
+// hosts lists the links with their capacities; known reports whether at least one link, path or processor has been measured. A link that has not is
 // taken to be as fast as the fastest: if it is slower, it becomes the slowest under the next plan, and is measured
 // then. Of a link with several nodes behind it each node sees a part only: it counts as not measured.
 func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	list = hosts(members)
-	fastest, second, carried, paths := 0.0, 0.0, 0.0, 0
+	fastest, second, carried, others := 0.0, 0.0, 0.0, 0
 	for _, c := range p.reports {
-		paths += len(c.Paths)
+		others += len(c.Paths)
+		if c.Processor > 0 {
+			others++
+		}
 		for _, rate := range []float64{c.Up, c.Down} {
 			second = max(second, min(rate, fastest))
 			fastest = max(fastest, rate)
@@ -224,7 +230,7 @@ func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	if second >= alikeGain*fastest { // one that was measured a little too high would make all others slow
 		fastest = second
 	}
-	if fastest == 0 && (paths == 0 || carried == 0) {
+	if fastest == 0 && (others == 0 || carried == 0) {
 		return list, false
 	}
 	if fastest < burstGain*carried { // of the fast links none was measured
@@ -249,12 +255,9 @@ func (p *planner) hosts(members []*member) (list []balance.Host, known bool) {
 	return list, true
 }
 
-// describe says what changes, and why.
-func (p *planner) describe(better *balance.Change, members []*member, slow []slowPath) string {
-	var moves, rates []string
-	for _, path := range slow {
-		rates = append(rates, path.String())
-	}
+// describe says what changes, and why: rates are those of paths and processors.
+func (p *planner) describe(better *balance.Change, members []*member, rates []string) string {
+	var moves []string
 	for _, m := range members {
 		from, to := percent(p.shares, m.ID), percent(better.Shares, m.ID)
 		if from != to {

@@ -110,6 +110,42 @@ func TestSlowPathsLimitSums(t *testing.T) {
 	}
 }
 
+func TestSlowProcessorsLimitLinks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		members []*member
+		reports map[int]Capacity
+		want    string
+	}{
+		"none":                           {onHosts("a", "b", "c"), map[int]Capacity{9: {Up: 100}}, "[] 100/100 100/100 100/100"},
+		"one":                            {onHosts("a", "b", "c"), map[int]Capacity{9: {Up: 100}, 11: {Processor: 30}}, "[worker 1: 30] 100/100 30/30 100/100"},
+		"no link was measured":           {onHosts("a", "b", "c"), map[int]Capacity{9: {Carried: 100}, 11: {Processor: 30}}, "[worker 1: 30] 100/100 30/30 100/100"},
+		"about as fast as the others":    {onHosts("a", "b", "c"), map[int]Capacity{9: {Up: 100}, 11: {Processor: 80}}, "[] 100/100 100/100 100/100"},
+		"its link is slower":             {onHosts("a", "b", "c"), map[int]Capacity{9: {Up: 100}, 11: {Down: 20, Processor: 30}}, "[] 100/100 100/20 100/100"},
+		"two":                            {onHosts("a", "b", "c"), map[int]Capacity{9: {Up: 100, Processor: 50}, 11: {Processor: 40}}, "[worker 0: 50 worker 1: 40] 50/50 40/40 100/100"},
+		"nodes that share the processor": {onHosts("a", "a", "b"), map[int]Capacity{9: {Up: 100, Processor: 20}, 13: {Up: 100}}, "[] 100/100 100/100"},
+	} {
+		p := planner{reports: tc.reports}
+		list, known := p.hosts(tc.members)
+		got := fmt.Sprint(limited(p.limitLinks(list), tc.members))
+		for _, h := range list {
+			got += fmt.Sprintf(" %g/%g", h.Up, h.Down)
+		}
+		if got != tc.want || !known {
+			t.Errorf("%s: %s, want %s; known: %v", name, got, tc.want, known)
+		}
+	}
+}
+
+// limited lists slow processors in the order of the members.
+func limited(slow map[uint32]float64, members []*member) (texts []string) {
+	for _, m := range members {
+		if rate, ok := slow[uint32(m.ID)]; ok {
+			texts = append(texts, fmt.Sprintf("%s: %g", Name(m.ID), rate))
+		}
+	}
+	return texts
+}
+
 // Of many paths to a node the slowest counts, in whatever order they come.
 func TestTheSlowestPathCounts(t *testing.T) {
 	members := append(onHosts("a", "b", "c", "d", "e"), &member{Member: Member{ID: wire.ServerID(0), Role: RoleServer, Host: "s"}})

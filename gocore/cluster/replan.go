@@ -23,7 +23,7 @@ var errNoSuchNode = errors.New("a node of it is not in the cluster")
 func (s *Scheduler) stepCapacity(now time.Time, from *member, c *pspb.Capacity) {
 	s.planner.report(now, from.ID, Capacity{
 		Up: sensible(c.GetUp()), Down: sensible(c.GetDown()), Carried: sensible(c.GetCarried()),
-		Paths: s.sensiblePaths(from.ID, c.GetPath()),
+		Processor: sensible(c.GetProcessor()), Paths: s.sensiblePaths(from.ID, c.GetPath()),
 	})
 }
 
@@ -125,7 +125,7 @@ func (s *Scheduler) inOrder() []*member {
 	return members
 }
 
-// Report tells the scheduler what this node has found out about its link and the paths to it.
+// Report tells the scheduler what this node has found out about itself, its link and the paths to it.
 func (p *Postoffice) Report(c Capacity) {
 	var paths []*pspb.Capacity_Path
 	for _, id := range slices.Sorted(maps.Keys(c.Paths)) {
@@ -137,7 +137,7 @@ func (p *Postoffice) Report(c Capacity) {
 		}
 		p.send(&pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: &pspb.Capacity{
 			Up: positive(c.Up), Down: positive(c.Down), Carried: positive(c.Carried),
-			Path: paths,
+			Path: paths, Processor: positive(c.Processor),
 		}}})
 	})
 }

@@ -255,7 +255,7 @@ func FuzzAnyBytes(f *testing.F) {
 		acc := make([]float32, n*AccFloats(bits))
 		Widen(bits, acc, blocks)
 		Add(bits, acc, blocks)
-		Narrow(bits, blocks, acc)
+		Narrow(bits, blocks, acc, rand.NewPCG(1, 2))
 		Decode(make([]float32, n*Values(bits)), bits, blocks)
 	})
 }

@@ -35,8 +35,7 @@ func Add(bits int, acc []float32, blocks []byte) {
 }
 
 // Narrow quantises acc into blocks, which may be the front of acc's own memory.
-func Narrow(bits int, blocks []byte, acc []float32) {
-	random := rand.NewPCG(rand.Uint64(), rand.Uint64())
+func Narrow(bits int, blocks []byte, acc []float32, random *rand.PCG) {
 	var block [wire.BlockBytes]byte
 	floats := AccFloats(bits)
 	for ; len(blocks) > 0; blocks, acc = blocks[wire.BlockBytes:], acc[floats:] {

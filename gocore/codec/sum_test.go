@@ -31,7 +31,7 @@ func TestSumOfBlocks(t *testing.T) {
 					Add(bits, acc, blocks)
 				}
 			}
-			Narrow(bits, blocks, acc)
+			Narrow(bits, blocks, acc, rand.NewPCG(r.Uint64(), 0))
 			got := decoded(bits, n, blocks)
 			for b := range 2 {
 				if got := statedRange(blocks[b*wire.BlockBytes:]); got != workers*stated {
@@ -72,9 +72,9 @@ func TestASumIsRoundedWithoutBias(t *testing.T) {
 		limit := max(stated, 1)
 		step := float64(limit) / float64(Levels(4))
 		var sums [3]float64
-		block := make([]byte, wire.BlockBytes)
+		block, random := make([]byte, wire.BlockBytes), rand.NewPCG(1, 2)
 		for range times {
-			Narrow(4, block, acc)
+			Narrow(4, block, acc, random)
 			for i, v := range decoded(4, 3, block) {
 				sums[i] += float64(v)
 			}
@@ -97,7 +97,7 @@ func TestInvalidRangeIsIgnored(t *testing.T) {
 		binary.NativeEndian.PutUint32(block[4:], math.Float32bits(stated))
 		acc := make([]float32, AccFloats(8))
 		Widen(8, acc, block)
-		Narrow(8, block, acc)
+		Narrow(8, block, acc, rand.NewPCG(1, 2))
 		if got := decoded(8, 2, block); got[0] != 1 || math.Abs(float64(got[1])+0.5) > 1./127 {
 			t.Errorf("range %v: the sum is %v", stated, got)
 		}
@@ -120,7 +120,7 @@ func TestNarrowInPlace(t *testing.T) {
 		acc := make([]float32, count*AccFloats(bits))
 		Widen(bits, acc, blocks)
 		front := unsafe.Slice((*byte)(unsafe.Pointer(&acc[0])), len(blocks))
-		Narrow(bits, front, acc)
+		Narrow(bits, front, acc, rand.NewPCG(r.Uint64(), 0))
 		for i, v := range decoded(bits, n, front) {
 			if v != grid[i] {
 				t.Fatalf("value %d is %v, want %v", i, v, grid[i])
@@ -134,7 +134,7 @@ func TestOneNaNWorkerMakesTheSumNaN(t *testing.T) {
 	Widen(8, acc, encoded(8, []float32{1, float32(math.NaN())}, 1, 1))
 	Add(8, acc, encoded(8, []float32{1, 1}, 1, 1))
 	blocks := encoded(8, []float32{0}, 0, 1)
-	Narrow(8, blocks, acc)
+	Narrow(8, blocks, acc, rand.NewPCG(1, 2))
 	if got := decoded(8, 1, blocks)[0]; got == got {
 		t.Errorf("the sum is %v", got)
 	}

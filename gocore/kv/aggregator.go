@@ -57,7 +57,7 @@ func (a *Aggregator) rank(node uint32) int {
 // add takes a contribution; see aggregate.Slots.Add for payload and owned.
 func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
 	rank := a.rank(node)
-	if h.Round > 0 && h.Policy != wire.Sync {
+	if h.Round > 0 && h.Policy.Applied() != wire.Sync {
 		return a.push(rank, h, payload, owned)
 	}
 	var err error

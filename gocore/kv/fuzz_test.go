@@ -87,7 +87,7 @@ func FuzzContributions(f *testing.F) {
 		h.Put(encoded[:])
 		script = append(append(append(script, byte(h.Priority)), encoded[:]...), payload...)
 	}
-	for _, policy := range []wire.Policy{wire.Sync, wire.Bounded(1), wire.Async} {
+	for _, policy := range []wire.Policy{wire.Sync, wire.Ordered, wire.Bounded(1), wire.Async} {
 		script = nil
 		for round := range uint64(3) {
 			for worker := range int32(2) {

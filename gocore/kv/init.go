@@ -57,6 +57,10 @@ func (w *Worker) newTensor(d *Init) (o *operation, err error) {
 	if err := checkArray(d); err != nil {
 		return nil, err
 	}
+	policy, err := w.policy(d)
+	if err != nil {
+		return nil, err
+	}
 	if d.Row != 0 {
 		o, err = w.newTable(d)
 	} else {
@@ -67,8 +71,20 @@ func (w *Worker) newTensor(d *Init) (o *operation, err error) {
 	}
 	t := o.tensor
 	t.key, t.name, t.label, t.shape = d.Key, wire.KeyText(d.Key, d.Name), d.Name, d.Shape
-	t.dtype, t.policy, t.queue = d.DType, d.Policy, []*operation{o}
+	t.dtype, t.policy, t.queue = d.DType, policy, []*operation{o}
 	return o, nil
+}
+
+// policy returns a tensor's policy: Ordered in the place of Sync if the worker is deterministic.
+func (w *Worker) policy(d *Init) (wire.Policy, error) {
+	switch {
+	case !w.Deterministic:
+		return d.Policy, nil
+	case d.Policy.Applied() == wire.Sync:
+		return wire.Ordered, nil
+	}
+	return 0, fault.New(fault.Value, "%s: consistency %v applies pushes in the order of their arrival: with deterministic=True or FPTPS_DETERMINISTIC=1 every tensor is sync",
+		wire.KeyText(d.Key, d.Name), d.Policy)
 }
 
 // newDense makes a tensor that is not a table, and the operation of its Init.

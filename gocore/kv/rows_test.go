@@ -295,7 +295,7 @@ func TestTablesAreRefused(t *testing.T) {
 		"no row":        func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Sync, 0, make([]byte, 8)) },
 		"half a row":    func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Sync, 16, make([]byte, 24)) },
 		"a large row":   func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Sync, 16388, make([]byte, 16388)) },
-		"a consistency": func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Async-1, 4, make([]byte, 8)) },
+		"a consistency": func() (*Ticket, error) { return d.InitTable(2, wire.Float32, wire.Ordered-1, 4, make([]byte, 8)) },
 		"the same key":  func() (*Ticket, error) { return d.InitTable(1, wire.Float32, wire.Sync, 4, make([]byte, 8)) },
 		"no table":      func() (*Ticket, error) { return d.PushRows(1, wire.Uint8, []int64{0}, make([]byte, size), 0) },
 		"to pull":       func() (*Ticket, error) { return d.PullRows(1, wire.Uint8, []int64{0}, make([]byte, size), 0) },

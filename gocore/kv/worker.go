@@ -32,6 +32,9 @@ type WorkerConfig struct {
 	Lanes   []DataPlane // at least one
 	Tickets *Tickets
 	Log     *slog.Logger
+	// Deterministic makes the bits of sums independent of the order in which contributions arrive. Each tensor's declaration
+	// has it, and the scheduler refuses workers that differ.
+	Deterministic bool
 	// Declare asks the scheduler for the ids of keys. The scheduler answers when all workers have declared a key.
 	Declare func([]Declaration)
 	// Name returns a node's name in texts: "worker 1".
@@ -306,7 +309,7 @@ func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	if err != nil {
 		return TensorInfo{}, err
 	}
-	info := TensorInfo{t.size, 0, t.content(0), t.dtype.String(), t.policy.String(), t.rule, nil}
+	info := TensorInfo{t.size, 0, t.content(0), t.dtype.String(), t.policy.Applied().String(), t.rule, nil}
 	if t.table != nil {
 		info.Bytes, info.Row = t.declaration().Bytes, t.table.row
 	}

@@ -43,6 +43,7 @@ type Config struct {
 	SharedMemory      transport.SharedMemory
 	Schedule          transport.Schedule
 	WholeSums         bool // all sums of a tensor are sent together
+	Deterministic     bool // see kv.WorkerConfig
 	Secret            string
 	Verbose           int
 	JoinTimeout       time.Duration
@@ -84,9 +85,7 @@ var Settings = []Setting{
 		Doc:   "A node without a heartbeat for so long is dead; 0: never. The end of a process is noticed at once, without it.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatTimeout })},
 	{Name: "PS_RESEND", Default: "0", Doc: "1: the ps-lite programs of this cluster run with PS_RESEND=1, and wait until each message is acknowledged. Between nodes of fptps nothing has to be sent again.",
-		parse: func(c *Config, v string) error {
-			return oneOf(&c.Resend, v, map[string]bool{"0": false, "1": true}, "0 or 1 is expected")
-		}},
+		parse: boolean(func(c *Config) *bool { return &c.Resend })},
 	{Name: "FPTPS_RECOVERY_TIMEOUT", Default: "60", Unit: "seconds",
 		Doc:   "Of the scheduler, in a cluster of `fptps.ps` and ps-lite's programs: how long it keeps the place of a dead node for a successor before the cluster ends; 0: the cluster ends at once.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},
@@ -107,6 +106,9 @@ var Settings = []Setting{
 	{Name: "FPTPS_SCHEDULE", Default: "packet",
 		Doc:   "The order in which packets leave, the same on all nodes, to see what each idea is worth: `packet`: the most urgent packet first; `message`: the most urgent tensor first, and whole; `partitioned`: packets in order, without priorities; `fifo`: the same, and no sum leaves before its whole tensor is summed.",
 		parse: parseSchedule},
+	{Name: "FPTPS_DETERMINISTIC", Default: "0",
+		Doc:   "1: contributions are added in the order of the workers' ranks, so that the bits of every sum are the same in every run; the same on all workers. `KVWorker(deterministic=)` overrides it.",
+		parse: boolean(func(c *Config) *bool { return &c.Deterministic })},
 	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: the kernel chooses, which is nearly always best.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
 	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: the kernel chooses, which is nearly always best.",
@@ -225,6 +227,12 @@ func parseInterface(c *Config, value string) error {
 		}
 	}
 	return fmt.Errorf("the interface has no IPv4 address")
+}
+
+func boolean(field func(*Config) *bool) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		return oneOf(field(c), value, map[string]bool{"0": false, "1": true}, "0 or 1 is expected")
+	}
 }
 
 func integer(least, most int, field func(*Config) *int) func(*Config, string) error {

@@ -77,6 +77,7 @@ func TestConfigErrorsNameTheSetting(t *testing.T) {
 		{"FPTPS_TIMEOUT=NaN", "seconds"},
 		{"PS_HEARTBEAT_TIMEOUT=3", "PS_HEARTBEAT_INTERVAL"},
 		{"PS_HEARTBEAT_INTERVAL=0", "PS_HEARTBEAT_TIMEOUT"},
+		{"FPTPS_DETERMINISTIC=yes", "0 or 1"},
 		{"DMLC_INTERFACE=nosuch0", "no such network interface"},
 		{"DMLC_ROLE=server", ""},
 	} {

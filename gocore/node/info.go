@@ -21,6 +21,8 @@ type Info struct {
 	NumServers int    `json:"num_servers"`
 	Scheduler  string `json:"scheduler"` // host:port, "" without a cluster
 
+	Deterministic bool `json:"deterministic"` // of a worker: see kv.WorkerConfig
+
 	// Of the scheduler: the nodes that have asked to join, in order, and all nodes once they have joined.
 	Asked   []Asked  `json:"asked"`
 	Members []string `json:"members"`
@@ -36,7 +38,7 @@ type Asked struct {
 func (n *Node) Info() Info {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	i := Info{Role: n.config.Role.String(), Joined: n.mu.hasJoined, NumWorkers: n.config.Workers, NumServers: n.config.Servers}
+	i := Info{Role: n.config.Role.String(), Joined: n.mu.hasJoined, NumWorkers: n.config.Workers, NumServers: n.config.Servers, Deterministic: n.config.Deterministic}
 	if !n.config.Alone() {
 		i.Rank = n.mu.view.Rank()
 		i.Scheduler = fmt.Sprintf("%s:%d", n.config.SchedulerHost, n.config.SchedulerPort)

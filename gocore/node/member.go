@@ -205,6 +205,9 @@ type tensors struct {
 // data plane then carries the messages between fptps's own nodes.
 func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, error) {
 	if view.PSLite() || view.Classic() {
+		if n.config.Deterministic {
+			return nil, fault.New(fault.Config, "FPTPS_DETERMINISTIC=1, but in this cluster servers add up the pushes of ps-lite's classes in the order of their arrival: unset it")
+		}
 		if n.config.Role == cluster.RoleWorker && !n.config.PS {
 			return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
 		}
@@ -283,7 +286,7 @@ func (n *Node) connectLane(ctx context.Context, lane *transport.Transport, view 
 // newWorker makes the key-value store of a worker.
 func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPlane) *kv.Worker {
 	return kv.NewWorker(kv.WorkerConfig{
-		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log,
+		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
 			for i, d := range list {

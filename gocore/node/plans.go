@@ -49,7 +49,7 @@ func isNews(now, last cluster.Capacity) bool {
 		}
 	}
 	return len(now.Paths) != len(last.Paths) || differs(now.Up, last.Up) || differs(now.Down, last.Down) ||
-		differs(now.Carried, last.Carried)
+		differs(now.Carried, last.Carried) || differs(now.Processor, last.Processor)
 }
 
 // differs reports whether a capacity is news.

@@ -38,14 +38,22 @@ func foreigner(t *testing.T, port string) van.Van {
 	return v
 }
 
-// A worker with tensors has no place in a cluster with programs of ps-lite, and and its error names the classes to use.
+// A worker with tensors has no place in a cluster with programs of ps-lite, and its error names the classes to use. Neither has
+// a node that is to add in the order of ranks.
 func TestTensorsAmongPsLitePrograms(t *testing.T) {
+	for deterministic, text := range map[string]string{"0": "use fptps.ps.KVWorker", "1": "FPTPS_DETERMINISTIC=1"} {
+		t.Run(text, func(t *testing.T) { joinPsLite(t, deterministic, text) })
+	}
+}
+
+// joinPsLite lets a worker join a program of ps-lite, and expects an error with the given text.
+func joinPsLite(t *testing.T, deterministic, text string) {
 	port, free := freePort(t)
 	defer free()
 	open := func(role string) *Node {
 		c, err := ParseConfig(map[string]string{
 			"DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port,
-			"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1",
+			"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "FPTPS_DETERMINISTIC": deterministic,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -57,7 +65,7 @@ func TestTensorsAmongPsLitePrograms(t *testing.T) {
 	foreigner(t, port)
 	worker := open("worker")
 	done, err := worker.Life().Wait(patience)
-	if !done || fault.CodeOf(err) != fault.Config || !strings.Contains(err.Error(), "use fptps.ps.KVWorker") {
+	if !done || fault.CodeOf(err) != fault.Config || !strings.Contains(err.Error(), text) {
 		t.Errorf("done %v, error %v", done, err)
 	}
 	worker.Leave("it left").Wait(patience)

@@ -39,6 +39,10 @@ func Wide(d wire.DType) bool { return active[d].widen != nil }
 // CanDivide reports whether d has means: floats, complex and quantised types do.
 func CanDivide(d wire.DType) bool { return active[d].divide != nil }
 
+// OrderMatters reports whether the bits of a sum of type d depend on the order of the additions. Sums of integers and of bools do
+// not. Those of Timedelta64 do: a partial sum that wraps around to NaT stays NaT.
+func OrderMatters(d wire.DType) bool { return d > wire.Uint64 }
+
 // AccBytes is the size in bytes of the accumulator for raw bytes of type d.
 func AccBytes(d wire.DType, raw int) int {
 	if bits := d.Bits(); bits > 0 {

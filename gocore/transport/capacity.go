@@ -7,18 +7,22 @@ import (
 	"fptps/gocore/wire"
 )
 
-// Capacity is what a node has found out about its link and the paths to it, in bytes per second of TCP payload; 0: nothing.
+// Capacity is what a node has found out about itself, its link and the paths to it, in bytes per second of TCP payload; 0: nothing.
 type Capacity struct {
 	Up, Down float64 // what it carries in each direction
 	// The most that it has sent lately, whatever the limit was. (What has come may be read late, and then faster than the link.)
 	Carried float64
+	// What the processor moves in each direction, if it is slower than the link.
+	Processor float64
 
 	Paths map[uint32]float64 // from peers, as far as they carry less than the links at both ends; see paths.go
 }
 
 const (
-	// A capacity is measured while a queue stands before the link, over capacityTime and capacityBytes at least, or capacityEnough.
+	// A capacity is measured while a queue stands before the link, over capacityTime, capacityWaits times what packets wait, and
+	// capacityBytes at least, or capacityEnough. Over long ways packets come in clumps.
 	capacityTime   = 60 * time.Millisecond
+	capacityWaits  = 4
 	capacityBytes  = 24 * wire.PacketBytes
 	capacityEnough = 256 * wire.PacketBytes
 	// A measurement ends when nothing was observed for pauseTime, for the time of pausePackets, and for longer than the last packets
@@ -97,7 +101,7 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 		c.measuring = false
 	case !c.measuring || paused:
 		c.measuring, c.begun, c.mark = true, now, passed
-	case passed-c.mark >= max(capacityEnough, s.least) || now-c.begun >= capacityTime && passed-c.mark >= max(capacityBytes, s.least):
+	case passed-c.mark >= max(capacityEnough, s.least) || now-c.begun >= max(capacityTime, capacityWaits*wait) && passed-c.mark >= max(capacityBytes, s.least):
 		taken := now - c.begun
 		rate := float64(passed-c.mark) / taken.Seconds()
 		c.begun, c.mark = now, passed
@@ -190,13 +194,15 @@ func (c *capacity) carried() float64 { return max(c.peak[0], c.peak[1]) }
 // limits reports whether this link may be the limit. If something else is, less passes than lately.
 func (c *capacity) limits() bool { return c.spans[0] >= idleGain*max(c.known, c.carried()) }
 
-// Capacity returns what this node's link and the paths to it carry, over all lanes.
+// Capacity returns what this node's link and the paths to it carry, over all lanes, and what its processor moves. It is called several
+// times a second.
 func (t *Transport) Capacity() Capacity {
 	sum := t.laneCapacity()
 	for _, l := range t.others() {
 		c := l.laneCapacity()
-		sum = Capacity{sum.Up + c.Up, sum.Down + c.Down, sum.Carried + c.Carried, addPaths(sum.Paths, c.Paths)}
+		sum = Capacity{Up: sum.Up + c.Up, Down: sum.Down + c.Down, Carried: sum.Carried + c.Carried, Paths: addPaths(sum.Paths, c.Paths)}
 	}
+	sum.Processor = t.observeProcessor()
 	return sum
 }
 
@@ -204,5 +210,5 @@ func (t *Transport) laneCapacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	up, down := &t.mu.conns.uplink.capacity, &t.mu.down
-	return Capacity{up.sure, down.sure, up.carried(), t.mu.conns.paths()}
+	return Capacity{Up: up.sure, Down: down.sure, Carried: up.carried(), Paths: t.mu.conns.paths()}
 }

@@ -175,3 +175,21 @@ func TestCarriedIsForgotten(t *testing.T) {
 		t.Errorf("it has carried %.3g B/s", c)
 	}
 }
+
+// Over a long way packets come in clumps. Their queue is long as well, and a measurement lasts for several times of it.
+func TestALongQueueIsMeasuredForLonger(t *testing.T) {
+	var c capacity
+	passed, now := 0.0, time.Duration(0)
+	for step := range 4000 {
+		rate := 5e6 * 1.4
+		if step/80%2 == 1 {
+			rate = 5e6 * 0.6
+		}
+		now += time.Millisecond
+		passed += rate / 1000
+		c.observe(now, sight{passed: uint64(passed), wait: 100 * time.Millisecond})
+	}
+	if math.Abs(c.known-5e6) > 0.1*5e6 {
+		t.Errorf("%.3g B/s are known, want %.3g", c.known, 5e6)
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"slices"
 	"time"
 
@@ -28,6 +27,7 @@ const (
 type receiver struct {
 	t        *Transport
 	poller   *poller
+	thread   thread
 	conns    map[uint32]*conn // adopted connections
 	vector   [vectorLen]unix.Iovec
 	nextTick time.Time
@@ -53,8 +53,7 @@ func newReceiver(t *Transport, p *poller) *receiver {
 // run is the thread of the receive loop. It also ends the data plane: after any failure, in
 // any thread, everything is closed and released here.
 func (r *receiver) run() {
-	runtime.LockOSThread()
-	raisePriority()
+	r.thread.begin()
 	defer close(r.t.ended)
 	r.t.stop(named("receive loop", fault.Catch(r.loop)))
 	<-r.t.sender.ended

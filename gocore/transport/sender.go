@@ -2,7 +2,6 @@ package transport
 
 import (
 	"fmt"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +15,7 @@ import (
 // writable.
 type sender struct {
 	poller *poller
+	thread thread
 	ended  chan struct{}
 
 	writer
@@ -30,8 +30,7 @@ func newSender(t *Transport, p *poller) *sender {
 // run is the thread of the send loop. However it ends, it gives back its batch and wakes the
 // receive loop.
 func (s *sender) run() {
-	runtime.LockOSThread()
-	raisePriority()
+	s.thread.begin()
 	defer close(s.ended)
 	s.t.stop(named("send loop", fault.Catch(s.loop)))
 	_, wake := s.exchangeBatch()

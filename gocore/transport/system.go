@@ -147,13 +147,6 @@ func (p *poller) wait(d time.Duration) ([]unix.EpollEvent, error) {
 // forever is long enough: the loops are woken for every event.
 const forever = 24 * time.Hour
 
-// raisePriority lowers the latency of this thread's wake-ups: it sets a timer slack of 1 ns
-// instead of the kernel's 50 us and, if permitted, the highest priority.
-func raisePriority() {
-	unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-	unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
-}
-
 // drainWake reads the eventfd if it is among events, and returns the other events.
 func (p *poller) drainWake(events []unix.EpollEvent) []unix.EpollEvent {
 	for i := range events {

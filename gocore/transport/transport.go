@@ -68,6 +68,7 @@ type Transport struct {
 		failure          error        // why the data plane failed
 		conns            connSet
 		down             capacity // of the link of this host
+		processor        processor
 		probe            probe
 		expect           map[uint32]uint64 // nodes that may connect, and their incarnations
 		reserved         map[uint32]bool   // peers with a handshake in progress

@@ -22,6 +22,7 @@ type writer struct {
 	broken      error         // the write failed
 	path        path          // of conn, if measured
 	measured    bool
+	info        unix.TCPInfo // room for what path is read from
 
 	unreleased []Releaser // owners whose Release did not run because another one panicked
 }
@@ -121,7 +122,7 @@ func (w *writer) adapt() {
 		return
 	}
 	if c.window.due(w.now) {
-		w.path, w.measured = readPath(c.fd)
+		w.path, w.measured = readPath(c.fd, &w.info)
 		w.path.wait, w.path.waitKnown = c.waited.get(w.now, freshTime)
 		w.path.there, _ = c.queued.get(w.now, freshTime)
 	}

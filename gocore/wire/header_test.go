@@ -132,7 +132,7 @@ func TestInvalidHeadersAreRefused(t *testing.T) {
 		"refusal without why":  {refusal, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "refusal"},
 		"refusal too long":     {refusal, func(h *Header) { h.RawLen, h.WireLen = MaxReason+1, MaxReason+1 }, "refusal"},
 		"policy beyond":        {contrib, func(h *Header) { h.Policy = MaxDelay + 2 }, "consistency"},
-		"policy before async":  {empty, func(h *Header) { h.Policy = Async - 1 }, "consistency"},
+		"policy unknown":       {empty, func(h *Header) { h.Policy = Ordered - 1 }, "consistency"},
 		"rate without flag":    {contrib, func(h *Header) { h.LearningRate = 1 }, "learning rate"},
 		"rate of minus zero":   {contrib, func(h *Header) { h.LearningRate = float32(math.Copysign(0, -1)) }, "learning rate"},
 		"negative rate":        {rated, func(h *Header) { h.LearningRate = -1 }, "learning rate"},

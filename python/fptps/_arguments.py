@@ -30,7 +30,11 @@ def default_timeout() -> float:
 
 
 def settings_of(
-    scheduler: str | None, num_workers: int | None, num_servers: int | None, timeout: float
+    scheduler: str | None,
+    num_workers: int | None,
+    num_servers: int | None,
+    timeout: float,
+    deterministic: bool | None = None,
 ) -> dict[str, str]:
     """The settings of the environment, overridden by the arguments."""
     settings = dict(os.environ)
@@ -55,8 +59,18 @@ def settings_of(
     for name, number in (("DMLC_NUM_WORKER", num_workers), ("DMLC_NUM_SERVER", num_servers)):
         if number is not None:
             settings[name] = str(operator.index(number))
+    settings.update(deterministic_setting(deterministic))
     warn(settings)
     return settings
+
+
+def deterministic_setting(deterministic: bool | None) -> dict[str, str]:
+    """The setting of a deterministic argument: none if it leaves that to the environment."""
+    if deterministic is None:
+        return {}
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic={deterministic!r}: True, False or None is expected")
+    return {"FPTPS_DETERMINISTIC": str(int(deterministic))}
 
 
 def seconds_of(timeout: float) -> float:

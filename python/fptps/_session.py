@@ -168,13 +168,13 @@ class Session:
         """See Wakeup.watched."""
         return self._wakeup.watched(loop)
 
-    def callback_loop(self) -> Any:
-        """The event loop on which done callbacks run."""
+    def callback_thread(self) -> CallbackThread:
+        """The thread on which done callbacks run."""
         mine = None if self._callbacks else CallbackThread(self._wakeup)
         self._callbacks.extend([mine] if mine else [])
         if self._callbacks[0] is mine:
             mine.start()
-        return self._callbacks[0].loop
+        return self._callbacks[0]
 
     def leave(self, orderly: bool, timeout: float | None = None, drain: bool = True, why: str = "") -> None:
         """Closes the node. If orderly, it first waits for the other nodes, at most timeout seconds, else it sends them

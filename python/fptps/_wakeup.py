@@ -57,9 +57,12 @@ class CallbackThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fptps callbacks", daemon=True)
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
+    def call(self, function: Callable[[], object]) -> None:
+        """Has the thread call a function soon. RuntimeError after its end."""
+        if threading.get_ident() == self._thread.ident:  # the loop is awake, and has to be told by no system call
+            self._loop.call_soon(function)
+        else:
+            self._loop.call_soon_threadsafe(function)
 
     def start(self) -> None:
         self._thread.start()

@@ -82,8 +82,8 @@ class Ticket(Generic[Result]):
         """
         self._callbacks.append(function)
         if not self.poll(0.0):
-            loop = self._session.callback_loop()
-            self._waiters.append(functools.partial(loop.call_soon_threadsafe, self._call_back))
+            thread = self._session.callback_thread()
+            self._waiters.append(functools.partial(thread.call, self._call_back))
         if self.poll(0.0):  # it may have ended before the waiter was registered
             self._call_back()
 

@@ -36,6 +36,9 @@ class KVWorker(Namespace):
     num_workers, num_servers: the numbers of the whole cluster, as DMLC_NUM_WORKER and DMLC_NUM_SERVER.
     timeout: seconds that joining may take, and the bound of every wait that has none of its own; math.inf: no bound.
         None means FPTPS_TIMEOUT in the environment, else 60.0.
+    deterministic: True adds contributions in the order of ranks, so that every sum has the same bits in every run. All
+        workers pass the same (else MismatchError from init()). None means FPTPS_DETERMINISTIC in the environment, else
+        False.
 
     Raises ConfigError for settings that are missing or make no sense, and ConnectError if it cannot join.
 
@@ -49,9 +52,11 @@ class KVWorker(Namespace):
         num_workers: int | None = None,
         num_servers: int | None = None,
         timeout: float | None = None,
+        deterministic: bool | None = None,
     ) -> None:
         seconds = default_timeout() if timeout is None else seconds_of(timeout)
-        self._join(settings_of(scheduler, num_workers, num_servers, seconds), seconds, None)
+        settings = settings_of(scheduler, num_workers, num_servers, seconds, deterministic)
+        self._join(settings, seconds, None)
 
     def _join(self, settings: dict[str, str], seconds: float, named: Named | None) -> None:
         lonely = not settings.get("DMLC_PS_ROOT_URI")
@@ -68,6 +73,7 @@ class KVWorker(Namespace):
         self._rank = int(info["rank"])
         self._num_workers = int(info["num_workers"])
         self._num_servers = int(info["num_servers"])
+        self._deterministic = bool(info["deterministic"])
         self._tensors.workers = self._num_workers
         hidden = Namespace(session, Tensors(), ("",), None)  # no name of a user's is empty
         self._collectives = Collectives(hidden, self._rank, self._num_workers)
@@ -95,6 +101,11 @@ class KVWorker(Namespace):
     def num_servers(self) -> int:
         """The number of servers in the cluster."""
         return self._num_servers
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether contributions are added in the order of ranks."""
+        return self._deterministic
 
     def set_tensor_count(self, n: int) -> None:
         """Says how many tensors this worker pushes (or skips) in each step of its training loop."""

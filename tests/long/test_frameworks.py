@@ -4,12 +4,10 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
+from environments import ROOT, environment_with
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "torch"
 LINE = re.compile(r"worker (\d) of 2: (mean loss (\d\.\d+) to (\d\.\d+), sum of the weights [-+.\de]+)")
 """Under torchrun two of them may be in one line."""
@@ -19,16 +17,8 @@ pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The Python of an environment with the pinned frameworks, which sees all that this one has, such as PyTorch."""
-    folder = tmp_path_factory.mktemp("frameworks")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=100)
-    paths = {"base": str(folder), "platbase": str(folder)}
-    site = Path(sysconfig.get_path("purelib", vars=paths))
-    (site / "outer.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
-    fresh = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", fresh, "install", "--quiet", "--no-compile"]
-    subprocess.run([*pip, "--group", f"{ROOT / 'pyproject.toml'}:frameworks"], check=True, timeout=500)
-    return str(fresh)
+    """The Python of an environment with the pinned frameworks."""
+    return environment_with("frameworks", tmp_path_factory.mktemp("frameworks"))
 
 
 def run(*command):

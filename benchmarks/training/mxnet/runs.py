@@ -11,17 +11,19 @@ from typing import Final
 from ...peers.mxnet import ENVIRONMENT, SERVE
 from ...shaped import Run
 from ..names import DIST_SYNC, KVSTORES, MXNET, P3, PROFILES
-from ..runs import FAST, SCALES, SCARCE, Setting, systems_in
+from ..runs import FAST, SCALES, SCARCE, SLOW, Setting, systems_in
 
 PYTHON: Final = str(ENVIRONMENT / "bin" / "python")
 PREFIX: Final = "MXNet "
 """Of the names of these runs."""
 SCALES_OF: Final = {
+    SLOW: SCALES[SLOW],
     SCARCE: {model: SCALES[SCARCE][model] for model in PROFILES},
     FAST: dict.fromkeys(PROFILES, 0.1),
 }
 SETTINGS: Final = tuple(
-    Setting(nodes, nodes, rate, KVSTORES, SCALES_OF[rate]) for rate in (SCARCE, FAST) for nodes in (2, 4)
+    Setting(nodes, nodes, rate, KVSTORES, SCALES_OF[rate])
+    for nodes, rate in ((2, SCARCE), (4, SCARCE), (2, FAST), (4, FAST), (8, SLOW))
 )
 VANS: Final = {DIST_SYNC: "zmq", P3: "p3"}
 """MXNet's own stores, and the values of DMLC_PS_VAN_TYPE that choose them."""

@@ -1502,8 +1502,10 @@ type Capacity struct {
 	Up    *float64               `protobuf:"fixed64,1,opt,name=up" json:"up,omitempty"`
 	Down  *float64               `protobuf:"fixed64,2,opt,name=down" json:"down,omitempty"`
 	// The most that it has sent, whatever the limit was.
-	Carried       *float64         `protobuf:"fixed64,3,opt,name=carried" json:"carried,omitempty"`
-	Path          []*Capacity_Path `protobuf:"bytes,4,rep,name=path" json:"path,omitempty"`
+	Carried *float64         `protobuf:"fixed64,3,opt,name=carried" json:"carried,omitempty"`
+	Path    []*Capacity_Path `protobuf:"bytes,4,rep,name=path" json:"path,omitempty"`
+	// What its processor moves in each direction, if that is slower than the link.
+	Processor     *float64 `protobuf:"fixed64,5,opt,name=processor" json:"processor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1564,6 +1566,13 @@ func (x *Capacity) GetPath() []*Capacity_Path {
 		return x.Path
 	}
 	return nil
+}
+
+func (x *Capacity) GetProcessor() float64 {
+	if x != nil && x.Processor != nil {
+		return *x.Processor
+	}
+	return 0
 }
 
 // Prepare announces a plan.
@@ -2124,12 +2133,13 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
 	"\bWithdraw\"\x1d\n" +
 	"\aFailure\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"\x9f\x01\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xbd\x01\n" +
 	"\bCapacity\x12\x0e\n" +
 	"\x02up\x18\x01 \x01(\x01R\x02up\x12\x12\n" +
 	"\x04down\x18\x02 \x01(\x01R\x04down\x12\x18\n" +
 	"\acarried\x18\x03 \x01(\x01R\acarried\x12%\n" +
-	"\x04path\x18\x04 \x03(\v2\x11.ps.Capacity.PathR\x04path\x1a.\n" +
+	"\x04path\x18\x04 \x03(\v2\x11.ps.Capacity.PathR\x04path\x12\x1c\n" +
+	"\tprocessor\x18\x05 \x01(\x01R\tprocessor\x1a.\n" +
 	"\x04Path\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x01R\x04rate\"\x1d\n" +

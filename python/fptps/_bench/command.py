@@ -114,6 +114,7 @@ def throughput_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @cluster_options
 @throughput_options
 @click.option("--check", is_flag=True, help="Verify every sum, outside the time that is measured.")
+@click.option("--deterministic", is_flag=True, help="Add in the order of ranks: sets FPTPS_DETERMINISTIC.")
 def push_pull(
     workers: int | None,
     servers: int | None,
@@ -123,12 +124,14 @@ def push_pull(
     seconds: float,
     van: str | None,
     check: bool,
+    deterministic: bool,
 ) -> None:
     """Throughput: all workers push and pull all tensors, again and again."""
     from . import push_pull as module
 
     options = module.Options(size, tensors, seconds, van or "auto", check)
-    run(functools.partial(module.measure, options=options), workers, servers, setting("FPTPS_VAN", van), as_json)
+    settings = setting("FPTPS_VAN", van) | setting("FPTPS_DETERMINISTIC", "1" if deterministic else None)
+    run(functools.partial(module.measure, options=options), workers, servers, settings, as_json)
 
 
 @bench.command()

@@ -126,4 +126,6 @@ def measure(kv: KVWorker, options: Options) -> dict[str, Any]:
         result["peak_rss_mb"] = round(usage.peak_rss() / 1e6, 3)
     if options.check:
         result["checked"] = True
+    if kv.deterministic:
+        result["deterministic"] = True
     return result

@@ -17,7 +17,7 @@ class Plain:
     """The values themselves, from where they are to where they shall be."""
 
     array: Any = None
-    """What is declared in the place of the tensor; None: the tensor itself."""
+    """What is declared in the place of the tensor; None: the tensor itself, and nothing has to be decoded."""
 
     def encode(self, values: Values) -> Any:
         """What is pushed for values."""
@@ -28,7 +28,7 @@ class Plain:
         return out
 
     def decode(self, out: Values) -> None:
-        """Writes what was received into out."""
+        """Writes what was received into out. Not called where array is None."""
 
 
 class Half(Plain):

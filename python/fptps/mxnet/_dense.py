@@ -41,7 +41,7 @@ class Dense:
     def declare(self, value: mx.nd.NDArray, consistency: Consistency) -> None:
         """Declares the tensor with rank 0's value. Waits for all workers."""
         if self._wire.array is None:
-            self._kv.init(self._key, _read(value), consistency)
+            self._kv.init(self._key, self._read(value), consistency)
         else:
             self._kv.declare_all({self._key: self._wire.array})
             self.kept = False
@@ -51,7 +51,7 @@ class Dense:
         if self.kept:
             self.pull(outs)
             return
-        values = _read(value).copy()
+        values = self._read(value).copy()
         self._worker.broadcast([values])
         for out in outs:
             out[:] = values
@@ -76,7 +76,7 @@ class Dense:
         def begin() -> Ticket[Any]:
             if change is not None:
                 change()
-            return self._kv.push(self._key, self._wire.encode(memory_of(source)), priority)
+            return self._kv.push(self._key, self._wire.encode(self._memory(source)), priority)
 
         submit(begin, None, [source], [self._order], priority)
 
@@ -87,22 +87,24 @@ class Dense:
         target = self._target(outs)
 
         def begin() -> Ticket[Any]:
-            return self._kv.pull(self._key, out=self._wire.into(memory_of(target)))
+            return self._kv.pull(self._key, out=self._wire.into(self._memory(target)))
 
         self._submit(begin, [], target, outs, priority)
 
     def push_pull(self, values: Arrays, outs: Arrays, priority: int) -> None:
         """Contributes values to the next sum, and writes it to outs."""
-        source, target, change = self._merged(values), self._target(outs), self._next()
+        source = self._merged(values)
+        target = source if len(outs) == 1 and outs[0] is source else self._target(outs)
         if source is not target and share_memory(source, target):
             source = source.copy()
-        self.kept = False
+        self.kept, change = False, self._next()
 
         def begin() -> Ticket[Any]:
             if change is not None:
                 change()
-            array = self._wire.encode(memory_of(source))
-            return self._kv.push_pull(self._key, array, self._wire.into(memory_of(target)), priority=priority)
+            here = self._memory(source)
+            there = here if source is target else self._memory(target)
+            return self._kv.push_pull(self._key, self._wire.encode(here), self._wire.into(there), priority=priority)
 
         self._submit(begin, [] if source is target else [source], target, outs, priority)
 
@@ -113,7 +115,8 @@ class Dense:
     def _submit(
         self, begin: Callable[[], Ticket[Any]], reads: Arrays, target: mx.nd.NDArray, outs: Arrays, priority: int
     ) -> None:
-        submit(begin, lambda: self._wire.decode(memory_of(target)), reads, [self._order, target], priority)
+        decode = None if self._wire.array is None else lambda: self._wire.decode(self._memory(target))
+        submit(begin, decode, reads, [self._order, target], priority)
         for out in outs:
             if out is not target:
                 target.copyto(out)
@@ -129,10 +132,13 @@ class Dense:
         here = [out for out in outs if out.context == mx.cpu()]
         return here[0] if here else mx.nd.empty(self.shape, dtype=self.dtype)
 
+    def _read(self, value: mx.nd.NDArray) -> np.ndarray[Any, Any]:
+        """The elements of an array, when they are computed."""
+        here = value.as_in_context(mx.cpu())
+        here.wait_to_read()
+        # A copy made above has to live as long as its memory is in use.
+        return self._memory(here) if here is value else self._memory(here).copy()
 
-def _read(value: mx.nd.NDArray) -> np.ndarray[Any, Any]:
-    """The elements of an array, when they are computed."""
-    here = value.as_in_context(mx.cpu())
-    here.wait_to_read()
-    # A copy made above has to live as long as its memory is in use.
-    return memory_of(here) if here is value else memory_of(here).copy()
+    def _memory(self, array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
+        """The memory of an array that check() has accepted."""
+        return memory_of(array, self.shape, self.dtype)

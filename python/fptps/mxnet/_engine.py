@@ -185,13 +185,16 @@ def _original(text: str) -> BaseException:
 mx.error.register(ERROR, _original)
 
 
-def memory_of(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
-    """The memory of an NDArray as a numpy array. To be called, and used, while nothing else writes to the NDArray."""
+def memory_of(array: mx.nd.NDArray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The memory of an NDArray of this shape and dtype as a numpy array.
+
+    To be called, and used, while nothing else writes to the NDArray. MXNet is not asked for shape and dtype: each
+    question takes microseconds, and an iteration may push hundreds of arrays.
+    """
     address = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    dtype = np.dtype(array.dtype)
-    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(address.value or 0)
-    return np.frombuffer(memory, dtype).reshape(array.shape)
+    memory: Any = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address.value or 0)
+    return np.ndarray(shape, dtype, memory)
 
 
 def share_memory(one: mx.nd.NDArray, other: mx.nd.NDArray) -> bool:

@@ -11,7 +11,7 @@ from .._keys import Key
 from ..consistency import Consistency, number
 from ..worker import KVWorker
 from . import _optimizer
-from ._arguments import Arrays, Keys, by_key, unrecorded
+from ._arguments import Arrays, Keys, by_key, sparse, unrecorded
 from ._compression import kind_of
 from ._dense import Dense
 from ._process import current
@@ -107,7 +107,7 @@ class DistFPTPS(mx.kvstore.KVStore):  # not KVStoreBase: Trainer takes sparse gr
         """
         for one, values in by_key(key, value):
             tensor = self._known(one)
-            if any(array.stype == "row_sparse" for array in values):
+            if any(map(sparse, values)):
                 tensor = self._as_table(one, tensor)
                 values = [array.tostype("row_sparse") for array in values]
             elif isinstance(tensor, Table):
@@ -123,7 +123,7 @@ class DistFPTPS(mx.kvstore.KVStore):  # not KVStoreBase: Trainer takes sparse gr
         """
         for one, outs in by_key(key, out):
             tensor = self._known(one)
-            dense = [array for array in outs if array.stype == "default" or not ignore_sparse]
+            dense = [array for array in outs if not (ignore_sparse and sparse(array))]
             if dense:
                 tensor.pull(dense, priority)
 
@@ -132,7 +132,7 @@ class DistFPTPS(mx.kvstore.KVStore):  # not KVStoreBase: Trainer takes sparse gr
         """push() and pull() in one: the fastest way. out: by default value itself."""
         for one, values, outs in by_key(key, value, value if out is None else out):
             tensor = self._known(one)
-            if isinstance(tensor, Table) or any(array.stype != "default" for array in values):
+            if isinstance(tensor, Table) or any(map(sparse, values)):
                 self.push(one, values, priority)
                 self.pull(one, outs, priority, ignore_sparse=False)
             else:
@@ -221,7 +221,7 @@ class DistFPTPS(mx.kvstore.KVStore):  # not KVStoreBase: Trainer takes sparse gr
         if key in self._tensors:
             raise ValueError(f"key {key!r} is initialised already: give each Trainer or Module a DistFPTPS of its own")
         tensor: Dense | Table
-        if value.stype == "row_sparse":
+        if sparse(value):
             tensor = Table(self._kv, key, value.shape, value.dtype)
             tensor.declare(value.asnumpy() if self.rank == 0 else None, self._consistency)
         else:

@@ -12,7 +12,7 @@ from .._keys import Key
 from ..consistency import Consistency
 from ..namespace import Namespace
 from ..ticket import Ticket
-from ._arguments import Arrays, check
+from ._arguments import Arrays, check, sparse
 from ._optimizer import Steps
 
 
@@ -69,7 +69,7 @@ class Table:
         """Writes the rows of each array of ids, once each and in ascending order, to that of outs."""
         check(self._key, self.shape, self.dtype, outs)
         for out, rows in zip(outs, ids):
-            if out.stype != "row_sparse":
+            if not sparse(out):
                 raise TypeError(f"key {self._key!r}: `out` of row_sparse_pull() has to be a RowSparseNDArray")
             numbers = np.unique(rows.asnumpy().astype(np.int64))
             data = self._rows(numbers, priority)

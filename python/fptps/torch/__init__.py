@@ -13,7 +13,7 @@ from .._extras import load as _load
 
 _load("torch", "torch", "fptps.torch")
 
-from ._backend import register as _register  # noqa: E402 - after the message about a missing PyTorch
+from .._torch_backend import register as _register  # noqa: E402 - after the message about a missing PyTorch
 from ._calls import (  # noqa: E402
     Average,
     Handle,

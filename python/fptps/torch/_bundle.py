@@ -102,13 +102,18 @@ class Bundle:
         """That of its most urgent parameter."""
         return max(slot.priority for slot in self.slots)
 
+    @property
+    def arrived(self) -> bool:
+        """Whether its sum is here, if there is one to come; after Gradients.settle()."""
+        return self.ticket is None or self.ticket.done()
+
     def encode(self, gradients: Sequence[torch.Tensor | None]) -> Any:
         """What is pushed for the gradients of its parameters; None: zeros. At least one is a gradient."""
         if self._flat is None:
             (gradient,) = gradients
             assert gradient is not None
             return self.wire.encode(gradient.data)
-        if None in gradients:
+        if any(gradient is None for gradient in gradients):  # "None in" compares tensors, which is slow
             self._flat.zero_()
         _copy([(part, gradient) for part, gradient in zip(self._parts, gradients) if gradient is not None])
         return self.wire.encode(self._flat)

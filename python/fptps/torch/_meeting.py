@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore
@@ -94,14 +95,19 @@ class Scheduler:
         self._session.drop()
 
 
-def meet(place: Place) -> tuple[KVWorker, Scheduler | None]:
+def meet(place: Place, own: Mapping[str, str] | None = None) -> tuple[KVWorker, Scheduler | None]:
     """Joins the cluster of all that meet, at most in the place's seconds; its worker numbers are those of the members.
-    The scheduler is member 0's to end."""
+    The scheduler is member 0's to end. own: settings that override the environment."""
     with contextlib.ExitStack() as joining:
         scheduler = _serve(place, joining) if place.rank == 0 else None
         try:
             described = json.loads(_get(place, "cluster"))
-            settings = {**_settings(place, described), "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(place.rank)}
+            settings = {
+                **_settings(place, described),
+                "DMLC_ROLE": "worker",
+                "DMLC_WORKER_ID": str(place.rank),
+                **(own or {}),
+            }
             warn(settings)
             return KVWorker._of(settings, place.seconds, place.named), scheduler
         except BaseException:

@@ -6,13 +6,14 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, takewhile
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from ..optim import Optimizer as Rule
-from ._bundle import Slot
+from ._bundle import Bundle, Slot
 from ._calls import Average, Op, push_pull
 from ._check import agree
 from ._compression import Compression, Compressor
@@ -88,6 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._process = current()
         self._synchronized = False
         self._pending = False
+        self._late: dict[Bundle, None] = {}
+        """The bundles whose parameters' updates are to come, the most urgent first."""
         self._retired = False
         self._gradients: Gradients | None = None
         self._forward: Forward | None = None
@@ -162,6 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if gradients and forward and forward.recording:
             for position, index in enumerate(forward.order()):
                 gradients.slots[index].priority = -position
+            gradients.bundles.sort(key=lambda bundle: -bundle.priority)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters with the sums of the gradients; with overlap, returns before they are there.
@@ -206,6 +210,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             slot.pending, slot.version = settings[slot.group], None
             slot.parameter.grad = None
         gradients.open, self._pending = False, True
+        self._late = dict.fromkeys(gradients.bundles)
         self._process.updating.add(self)
         self.optimizer._opt_called = True  # type: ignore[attr-defined] # for schedulers made with it
         if self._uncovered:
@@ -223,21 +228,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _update(self, indices: Iterable[int]) -> None:
-        """Updates those of the parameters whose update is to come, when their sums are there, and those that share
-        tensors with them."""
+        """Updates those of the parameters whose update is to come, when their sums are there.
+
+        Those that share tensors with them, and those that follow and whose sums are there already, are updated in the
+        same call of the optimizer: one call costs more than the update of a small parameter.
+        """
         gradients = self._gradients
-        if gradients is None or not self._pending:
+        if gradients is None or not self._late:
             return
-        slots = gradients.slots
-        late = dict.fromkeys([slots[index].bundle for index in indices if slots[index].pending is not None])
+        needed = dict.fromkeys(b for index in indices if (b := gradients.slots[index].bundle) in self._late)
+        if not needed:
+            return
         updates: dict[int, tuple[dict[str, Any], list[tuple[nn.Parameter, torch.Tensor]]]] = {}
-        for bundle in late:
+        # Sums come in the order of urgency, so the search ends at the first one that is missing.
+        others = takewhile(lambda bundle: bundle.arrived, [bundle for bundle in self._late if bundle not in needed])
+        for bundle in chain(needed, others):
             for slot in bundle.slots:
                 settings, sum_ = slot.pending, gradients.collect(slot)
                 if sum_ is not None and settings is not None:
                     updates.setdefault(slot.group, (settings, []))[1].append((slot.parameter, sum_))
                 slot.pending = None
             bundle.clear()
+            del self._late[bundle]
         if updates:
             update(self.optimizer, updates.values())
 

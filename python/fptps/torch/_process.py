@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .._arguments import default_timeout
+from .._arguments import default_timeout, deterministic_setting
 from ..errors import ConnectError
 from ..worker import KVWorker
 from ._launch import Launched, check_master, launched
@@ -77,12 +77,12 @@ class Process:
                     self._scheduler.end()
 
 
-def _start() -> Process:
+def _start(deterministic: bool | None) -> Process:
     process = launched(os.environ)
     if process is not None and not os.environ.get("DMLC_PS_ROOT_URI"):
-        started = _meet(process)
+        started = _meet(process, deterministic)
     else:
-        started = Process(KVWorker(), process)
+        started = Process(KVWorker(deterministic=deterministic), process)
     worker = started.worker
     _log.info(
         "worker %d of %d, started %s; on this host %d of %d",
@@ -95,8 +95,9 @@ def _start() -> Process:
     return started
 
 
-def _meet(process: Launched) -> Process:
+def _meet(process: Launched, deterministic: bool | None) -> Process:
     """The cluster of a launcher's processes, which meet in torch.distributed's store."""
+    settings = deterministic_setting(deterministic)
     check_master(os.environ, process)
     seconds, name = default_timeout(), f"the cluster of {process.by}"
     try:
@@ -109,7 +110,7 @@ def _meet(process: Launched) -> Process:
         ) from error
     _stores[:] = [store]  # rank 0's may be the one that all others ask
     own, ranks = PrefixStore(f"fptps {next(_meetings)}/", store), list(range(process.size))
-    worker, scheduler = meet(Place(own, process.rank, ranks, seconds, name))
+    worker, scheduler = meet(Place(own, process.rank, ranks, seconds, name), settings)
     return Process(worker, process, scheduler)
 
 
@@ -118,7 +119,7 @@ _meetings = itertools.count()  # a program may call init() again after shutdown(
 _current: list[Process] = []  # empty: not initialised
 
 
-def init() -> None:
+def init(*, deterministic: bool | None = None) -> None:
     """Joins the cluster, or begins to run alone. Further calls do nothing.
 
     - Under `fptps run`, or wherever DMLC_PS_ROOT_URI and its companions name a cluster: that one.
@@ -128,9 +129,17 @@ def init() -> None:
 
     The log ("fptps", INFO) has one line with what was found. Raises ConfigError where a launcher's processes cannot
     meet, and what KVWorker() raises. The cluster is left by shutdown(), or when the program ends.
+
+    deterministic: as for KVWorker: with True all sums have the same bits in every run. ValueError if an earlier call
+        has decided otherwise.
     """
     if not is_initialized():
-        _current[:] = [_start()]
+        _current[:] = [_start(deterministic)]
+    elif deterministic not in (None, current().worker.deterministic):
+        raise ValueError(
+            f"deterministic={deterministic!r}, but fptps.torch is initialised already, with deterministic="
+            f"{current().worker.deterministic}: give it in the first call of init()"
+        )
 
 
 def shutdown() -> None:

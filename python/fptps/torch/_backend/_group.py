@@ -1,4 +1,4 @@
-"""The process group of torch.distributed over fptps: each call as an operation of the group's Line."""
+"""What a process group of torch.distributed does over fptps: each call as an operation of the group's Line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend
 
 from .._meeting import Place
 from ._line import Line
@@ -21,8 +20,8 @@ from ._work import Together, Work
 Tensor = torch.Tensor
 
 
-class ProcessGroupFptps(Backend):
-    """A member of a process group.
+class Member:
+    """A member of a process group. PyTorch gets it as one of its own classes: see _as_backend and _as_group.
 
     The calls are those of torch.distributed's C++ (Backend.hpp), which checks most arguments. Every call begins an
     operation and returns its Work. All members make the same calls in the same order. Sums and means leave and arrive
@@ -30,7 +29,6 @@ class ProcessGroupFptps(Backend):
     """
 
     def __init__(self, place: Place, default: bool) -> None:
-        super().__init__(place.rank, len(place.ranks))
         self._place = place
         self._me = place.rank
         self._members = range(len(place.ranks))
@@ -47,10 +45,6 @@ class ProcessGroupFptps(Backend):
     @property
     def supports_coalescing(self) -> bool:
         return True
-
-    @property
-    def options(self) -> Backend.Options:
-        return Backend.Options("fptps", timedelta(seconds=self._seconds))
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._seconds = timeout.total_seconds()
