@@ -64,8 +64,9 @@ class Evaluator:
             yield self._pending.popleft()[0]
 
     def close(self) -> None:
-        """Ends the process, whatever it still has to do."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the process, after the model that it scores now; those that are pending are not scored."""
+        # With wait=False the pool's thread closes its pipe while Python's exit may write into it: OSError, at times.
+        self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, model: nn.Module, companion: Any, everything: bool) -> None:
         state = {name: t.numpy().copy() for name, t in model.state_dict().items()}

@@ -80,5 +80,5 @@ class Ps:
         print(f"{self.algorithm}: ended after {self.iterations} iterations: {why}; records in {self._records.folder}")
 
     def close(self) -> None:
-        """Ends the process that evaluates, whatever it still has to do."""
+        """Ends the process that evaluates; models that still wait are not scored."""
         self._evaluator.close()
