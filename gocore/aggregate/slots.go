@@ -43,6 +43,9 @@ type Slots struct {
 	free    []*slot // slots for later rounds, at most maxFree
 	ended   []*slot // of tables, whose sums the last call returned with their rows: free from the next call on
 	now     time.Time
+
+	kept    map[packetID]*kept // sums that workers have; see kept.go
+	recalls []Recall           // of the last call
 }
 
 // maxFree bounds the slots that are not in use: enough for the packets that are under way at a time if the workers push at
@@ -96,7 +99,7 @@ type slot struct {
 // NewSlots makes the slots of an aggregator for a number of workers. now is the
 // time until the first Tick.
 func NewSlots(workers int, pool *Pool, now time.Time) *Slots {
-	t := &Slots{workers: workers, pool: pool, packets: map[packetID]*packet{}, now: now}
+	t := &Slots{workers: workers, pool: pool, packets: map[packetID]*packet{}, kept: map[packetID]*kept{}, now: now}
 	t.open.prev, t.open.next = &t.open, &t.open
 	return t
 }
@@ -117,7 +120,7 @@ func (t *Slots) Add(rank int, h *wire.Header, payload []byte, owned *Buffer) (su
 			owned.Release()
 		}
 	}()
-	t.freeEnded()
+	t.forgetLast()
 	if !reduce.Supported(h.DType) || h.Op == wire.OpMean && !reduce.CanDivide(h.DType) {
 		return Sum{}, false, fmt.Errorf("tensor %d: this node cannot do operation %d on %v", h.Tensor, h.Op, h.DType)
 	}
@@ -201,7 +204,7 @@ func (t *Slots) addLent(s *slot) {
 // AddEmpty takes zeros from worker rank for h.Run packets and appends to sums
 // the sums of the packets that are complete with them.
 func (t *Slots) AddEmpty(rank int, h *wire.Header, sums []Sum) ([]Sum, error) {
-	t.freeEnded()
+	t.forgetLast()
 	stale := true
 	for p := h.Packet; p < h.Packet+h.Run; p++ {
 		raw := uint32(wire.PacketBytes)
@@ -236,14 +239,11 @@ func (t *Slots) slot(rank int, h *wire.Header, number, raw uint32) (*slot, error
 		return nil, fmt.Errorf("a contribution of rank %d in a cluster of %d workers", rank, t.workers)
 	}
 	id := packetID{h.Tensor, number}
-	p := t.packets[id]
-	if p == nil {
-		p = new(packet)
-		t.packets[id] = p
-	}
+	p := t.packet(id)
 	s := p.slots[h.Round%2]
 	switch {
 	case h.Round < p.complete || s != nil && h.Round < s.round:
+		t.owe(id, rank, h.Round)
 		return nil, ErrStale
 	case s == nil:
 		s = t.begin(p, h, raw)
@@ -262,8 +262,19 @@ func (t *Slots) slot(rank int, h *wire.Header, number, raw uint32) (*slot, error
 	return s, nil
 }
 
-// freeEnded frees the slots to whose rows the sums of the last call referred.
-func (t *Slots) freeEnded() {
+// packet finds or makes what lasts of a packet.
+func (t *Slots) packet(id packetID) *packet {
+	p := t.packets[id]
+	if p == nil {
+		p = new(packet)
+		t.packets[id] = p
+	}
+	return p
+}
+
+// forgetLast frees what the results of the last call referred to: the slots with rows of its sums, and its recalls.
+func (t *Slots) forgetLast() {
+	t.recalls = t.recalls[:0]
 	for _, s := range t.ended {
 		t.recycle(s)
 	}
@@ -312,6 +323,7 @@ func (t *Slots) count(s *slot, rank int, h *wire.Header, number uint32) (Sum, bo
 	t.addLent(s)
 	s.unwatch()
 	s.of.complete, s.of.slots[s.round%2] = s.round+1, nil
+	delete(t.kept, packetID{s.tensor, number}) // all workers have the sum of the round before
 	if s.codec == wire.CodecRows {
 		t.ended = append(t.ended, s)
 	} else {

@@ -71,6 +71,13 @@ type Vacated struct {
 	Why  string
 }
 
+// Buried reports that a server is dead, and that the cluster goes on without it.
+type Buried struct {
+	View View
+	ID   int
+	Why  string
+}
+
 // Recovered reports that a successor has taken the place of a dead node.
 type Recovered struct {
 	View View
@@ -116,6 +123,7 @@ func (a Joined) String() string    { return fmt.Sprintf("joined: %d nodes", len(
 func (a Waited) String() string    { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
 func (a Failed) String() string    { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }
 func (a Vacated) String() string   { return fmt.Sprintf("vacated: %s: %s", Name(a.ID), a.Why) }
+func (a Buried) String() string    { return fmt.Sprintf("buried: %s: %s", Name(a.ID), a.Why) }
 func (a Recovered) String() string { return "recovered: " + Name(a.ID) }
 func (a Finished) String() string  { return "finished" }
 func (a Planned) String() string   { return fmt.Sprintf("planned: %d: %s", a.Number, a.Why) }

@@ -98,6 +98,7 @@ type View struct {
 	Generation uint32   // deaths so far
 	Epoch      uint32   // changes of membership so far
 	Replans    bool     // the plan may change: every node may have to sum
+	Recovers   bool     // the cluster goes on after the death of a server where it can: every node may have to sum
 }
 
 // Me is this node.
@@ -162,6 +163,12 @@ func (v View) with(m Member) View {
 	return v
 }
 
+// without returns the view without a member.
+func (v View) without(id int) View {
+	v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(m Member) bool { return m.ID == id })
+	return v
+}
+
 // Workers lists the workers by rank.
 func (v View) Workers() []Member { return v.ByRole(RoleWorker) }
 
@@ -184,6 +191,7 @@ type Config struct {
 	Workers, Servers  int           // sizes of the cluster; with 0 workers a node accepts the scheduler's numbers
 	HeartbeatInterval time.Duration // 0: no heartbeats
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
+	Recovers          bool          // of the scheduler: the cluster goes on after the death of a server where it can
 	RecoveryTimeout   time.Duration // of the scheduler: how long a dead node's place is kept for a successor; 0: not at all
 	PSLite            bool          // it uses ps-lite's classes alone, and may join a scheduler of ps-lite
 	Resend            bool          // programs of ps-lite resend unacknowledged messages: PS_RESEND
@@ -212,6 +220,8 @@ type Events struct {
 	Asked func(m Member, missing []string)
 	// Vacated reports that a node is dead, and that its place is kept for a successor.
 	Vacated func(id int, why string)
+	// Buried reports that a server is dead, and that the cluster goes on without it.
+	Buried func(id int, why string)
 	// Recovered reports that a successor has taken such a place. It precedes all messages of the successor.
 	Recovered func(m Member)
 	// Waiting names the nodes for which a barrier or a declaration has waited 5 s, and again
@@ -244,6 +254,12 @@ func (e Events) asked(m Member, missing []string) {
 func (e Events) vacated(id int, why string) {
 	if e.Vacated != nil {
 		e.Vacated(id, why)
+	}
+}
+
+func (e Events) buried(id int, why string) {
+	if e.Buried != nil {
+		e.Buried(id, why)
 	}
 }
 

@@ -280,6 +280,9 @@ func (s *Scheduler) assign(now time.Time) {
 		if s.view.Replans {
 			list.Replans = proto.Bool(true)
 		}
+		if s.view.Recovers {
+			list.Recovers = proto.Bool(true)
+		}
 		s.send(id, list)
 	}
 	for _, j := range s.joiners {
@@ -296,5 +299,6 @@ func (s *Scheduler) makeView() View {
 		v.Members = append(v.Members, s.members[id].Member)
 	}
 	v.Members = append(v.Members, s.self)
+	v.Recovers = s.c.Recovers && !v.Classic() && !v.PSLite()
 	return v
 }

@@ -234,6 +234,8 @@ func (p *Postoffice) verdict(lost *pspb.Lost) {
 		p.finishLeave()
 	case lost.GetVacant() && id != p.view.Self:
 		p.vacated(id, why)
+	case lost.GetBuried() && id != p.view.Self:
+		p.buried(id, why)
 	default:
 		p.lose(id, why)
 	}

@@ -202,6 +202,10 @@ func (r *Runner) act(action Action) error {
 		r.log.Warn("scheduler: lost "+Name(a.ID)+"; its place is kept for a successor", "reason", a.Why, "for", r.c.RecoveryTimeout)
 		r.mail.view.Store(&a.View)
 		r.events.vacated(a.ID, a.Why)
+	case Buried:
+		r.log.Warn("scheduler: lost "+Name(a.ID)+"; the others go on without it", "reason", a.Why)
+		r.mail.change(a.View, a.ID)
+		r.events.buried(a.ID, a.Why)
 	case Recovered:
 		r.log.Warn("scheduler: a successor has taken the place of " + Name(a.ID))
 		r.mail.view.Store(&a.View)

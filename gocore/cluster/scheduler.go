@@ -61,6 +61,8 @@ type Scheduler struct {
 	suspects   []suspicion
 	acks       *acks
 	planner    planner
+	stateful   string       // what only the aggregators have, "": nothing; see burial.go
+	buried     map[int]bool // the dead servers without which the cluster goes on
 
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
@@ -114,7 +116,7 @@ func NewScheduler(c Config, token [16]byte) *Scheduler {
 	}
 	return &Scheduler{
 		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
-		ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}},
+		buried: map[int]bool{}, ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}},
 	}
 }
 
@@ -137,6 +139,9 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 		return
 	}
 	sender := s.members[from]
+	if s.buried[from] {
+		return // it may have lived on for a while
+	}
 	if sender == nil || sender.Vacant {
 		s.stray(fmt.Sprintf("node %d", from), "no node of this cluster has this id")
 		return
@@ -184,6 +189,11 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 		return
 	case *pspb.Meta_Promise:
 		s.stepPromise(now, sender, own.Promise)
+		return
+	case *pspb.Meta_Stateful:
+		if s.stateful == "" {
+			s.stateful = clip(own.Stateful.GetWhat())
+		}
 		return
 	}
 	switch {
@@ -279,7 +289,7 @@ func (s *Scheduler) tickHeartbeats(now time.Time) {
 
 func (s *Scheduler) stepSuspect(now time.Time, by *member, m *pspb.Suspect) {
 	id := int(m.GetId())
-	if o := s.members[id]; o != nil && (o.Vacant || o.Incarnation != m.GetIncarnation()) {
+	if o := s.members[id]; s.buried[id] || o != nil && (o.Vacant || o.Incarnation != m.GetIncarnation()) {
 		return // that process is known to be dead
 	}
 	if s.members[id] == nil || id == by.ID {
@@ -301,9 +311,16 @@ func (s *Scheduler) tickSuspects(now time.Time) {
 	}
 }
 
-// verdict declares a node dead. The cluster ends, or waits for a successor. A node that may still live (mayLive) receives
+// verdict declares a node dead. The cluster ends, goes on, or waits for a successor. A node that may still live (mayLive) receives
 // its own verdict too.
 func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
+	if s.goesOnWithout(id) {
+		s.bury(now, id, why, mayLive)
+		return
+	}
+	if what := s.lostWith(id); what != "" {
+		why += ". " + what
+	}
 	vacant := s.mayRecover(id)
 	for _, other := range s.ids() {
 		if other != id || mayLive {

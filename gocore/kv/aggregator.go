@@ -69,6 +69,7 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 	} else {
 		err = e
 	}
+	a.recall()
 	return a.complete(h, a.ignoreStale(err))
 }
 

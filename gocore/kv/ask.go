@@ -254,6 +254,19 @@ func (w *Worker) tickAsks(now time.Time) {
 	w.Log.Warn(fmt.Sprintf("no answer for %.0f s", now.Sub(i.latest).Seconds()), "about", i.about, "missing", strings.Join(w.missing(i), ", "), "other_questions", s.waiting.Len()-1)
 }
 
+// bury ends the inquiries with asks that a dead node has not answered; the lock is held.
+func (s *asks) bury(node uint32, err error) (ended []*Ticket) {
+	for number, a := range s.open {
+		if a.node == node {
+			delete(s.open, number)
+			s.record(a, a.of.latest)
+			a.of.err = err
+			ended = append(ended, a.of.end().ended...)
+		}
+	}
+	return ended
+}
+
 // fail ends every inquiry; the lock is held.
 func (s *asks) fail(err error) (ended []*Ticket) {
 	for _, a := range s.open {

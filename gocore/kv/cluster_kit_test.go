@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"fptps/gocore/aggregate"
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 	"fptps/gocore/transport/mem"
@@ -21,6 +22,7 @@ type cluster struct {
 	network     *mem.Network
 	workers     []*Worker
 	aggregators []*Aggregator
+	spies       []*spy        // of the aggregators
 	log         *bytes.Buffer // of all nodes, complete once the network is closed
 
 	mu       sync.Mutex
@@ -48,11 +50,13 @@ func newCluster(t *testing.T, workerShares, serverShares []uint32, pick func(int
 	attach := func(node uint32, w *Worker, plane *mem.Plane, watch func(h *wire.Header)) {
 		a := NewAggregator(ids, plane, false, log)
 		c.aggregators = append(c.aggregators, a)
-		plane.Attach(&spy{watch, Handler{
+		s := &spy{watch: watch, Handler: Handler{
 			Self: node, Worker: w, Aggregator: a,
 			OnLost:   func(node uint32, err error) { t.Errorf("lost node %d: %v", node, err) },
 			OnFailed: func(err error) { t.Error(err) },
-		}})
+		}}
+		c.spies = append(c.spies, s)
+		plane.Attach(s)
 	}
 	for rank := range serverShares {
 		attach(serverID(rank), nil, c.network.Join(serverID(rank)), func(*wire.Header) {})
@@ -89,6 +93,9 @@ func (c *cluster) declare(key uint64, _ wire.Tensor, done func(uint32, error)) {
 func (c *cluster) close() {
 	c.network.Close()
 	for i, a := range c.aggregators {
+		if c.spies[i].gone != nil && c.spies[i].gone.dead {
+			continue
+		}
 		if n := a.pool.Lent() - a.store.BufferCount(); n != 0 {
 			c.t.Errorf("aggregator %d: %d buffers are lent at the end", i, n)
 		}
@@ -140,10 +147,24 @@ func wait(t *testing.T, w *Worker, ticket *Ticket) error {
 // spy sees the headers of all packets that reach a node.
 type spy struct {
 	watch func(h *wire.Header)
+	gone  *gone // nil: nobody dies
 	Handler
 }
 
+func (s *spy) Place(node uint32, h *wire.Header) (transport.Destination, error) {
+	if s.gone != nil && s.gone.drops(node) {
+		return transport.Destination{Bytes: make([]byte, h.WireLen)}, nil
+	}
+	return s.Handler.Place(node, h)
+}
+
 func (s *spy) Arrived(node uint32, h *wire.Header, l transport.Destination) error {
+	if s.gone != nil && s.gone.cuts(node) {
+		if b, ok := l.Owner.(*aggregate.Buffer); ok {
+			b.Release()
+		}
+		return nil
+	}
 	s.watch(h)
 	return s.Handler.Arrived(node, h, l)
 }

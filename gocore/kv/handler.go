@@ -29,7 +29,7 @@ var _ transport.Handler = (*Handler)(nil)
 // caller's array for a sum or an answer.
 func (d *Handler) Place(node uint32, h *wire.Header) (transport.Destination, error) {
 	switch {
-	case (h.Kind == wire.Contrib || h.Kind == wire.Ask) && d.Aggregator != nil:
+	case (h.Kind == wire.Contrib || h.Kind == wire.Ask || h.Kind == wire.Kept) && d.Aggregator != nil:
 		b := d.Aggregator.pool.Get(int(h.WireLen))
 		return transport.Destination{Bytes: b.Bytes, Owner: b}, nil
 	case (h.Kind == wire.Sum || h.Kind == wire.Answer) && d.Worker != nil:
@@ -78,6 +78,12 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 	case h.Kind == wire.Missing && d.Worker != nil:
 		d.Worker.noteMissing(h, payload)
 		return nil
+	case h.Kind == wire.Have && d.Aggregator != nil:
+		return d.Aggregator.have(node, h)
+	case h.Kind == wire.Kept && d.Aggregator != nil:
+		return d.Aggregator.kept(node, h, payload, owned)
+	case h.Kind == wire.Recall && d.Worker != nil:
+		return d.Worker.recalled(node, h)
 	case h.Kind == wire.Want && d.Aggregator != nil:
 		return d.Aggregator.sendValues(node, h)
 	case h.Kind == wire.Ask && d.Aggregator != nil:

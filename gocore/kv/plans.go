@@ -104,5 +104,9 @@ func (t *tensor) followPlan() (before []plan.Run) {
 
 // cut divides the tensor among the aggregators of the plan, after those that were cut before. The lock is held.
 func (w *Worker) cut(t *tensor) []plan.Run {
-	return plan.Split(t.key, w.mu.plan.tally.Cut(t.size, nil), len(w.Lanes))
+	runs := plan.Split(t.key, w.mu.plan.tally.Cut(t.size, nil), len(w.Lanes))
+	for _, d := range w.mu.deaths {
+		runs = d.patch(t.key, runs)
+	}
+	return runs
 }

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"math/bits"
+	"slices"
 
 	"fptps/gocore/fault"
 	"fptps/gocore/pages"
@@ -41,6 +42,9 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (ticket *Tick
 		}
 		if err == nil && t.last.verb == verbPushPull {
 			err = fault.New(fault.Value, "%s: the sum of its last push went to push_pull's own array and is not kept: push first", t.name)
+		}
+		if err == nil && t.last.verb == verbInit && t.lost != "" {
+			err = t.lostValue()
 		}
 		if err == nil {
 			err = w.mu.flights.take(key, memory, nil, t.last)
@@ -83,10 +87,14 @@ func (w *Worker) copyWhole(o *operation, kept, memory []byte, ticket *Ticket) {
 }
 
 // join adds a pull to a push whose sum is not whole. Later packets are read straight into the memory of the pull that joined
-// last. It reports whether some packets have arrived already, which the caller has to copy by copyArrived: until then o does
+// last, unless the worker recovers. It reports whether some packets have arrived already, which the caller has to copy by copyArrived: until then o does
 // not end and no other round begins. The lock is held.
 func (t *tensor) join(o *operation, p pull) (some bool) {
-	o.pulls = append([]pull{p}, o.pulls...)
+	if o.worker.Recovers {
+		o.pulls = append(o.pulls, p)
+	} else {
+		o.pulls = slices.Insert(o.pulls, 0, p)
+	}
 	if o != t.active || o.count == 0 {
 		return false
 	}

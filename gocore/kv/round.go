@@ -2,6 +2,7 @@ package kv
 
 import (
 	"container/list"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,6 +37,8 @@ type tensor struct {
 	next    uint64        // number of the next round
 	kept    []byte        // the sum of the last push, or nil; see pull.go
 	got     []uint64      // memory for the got of active
+	lost    string        // the dead aggregator that had a part of the initial value; "": none
+	clashed uint64        // the last round of which there is no sum, as workers named different operations
 	begun   time.Time     // when round began, to the second
 	missing []string      // workers that active waits for, by the aggregators' last report
 	place   *list.Element // in Worker.mu.late; nil if missing is nil
@@ -91,8 +94,20 @@ type pull struct {
 	caller bool    // memory is the caller's, and is in flights
 }
 
-// keepsSum reports whether the sum outlives the round, for later pulls.
-func (o *operation) keepsSum() bool { return o.verb == verbPush || o.verb == verbSkip }
+// keepsSum reports whether the sum outlives the round, for later pulls or for a recovery.
+func (o *operation) keepsSum() bool {
+	return o.verb == verbPush || o.verb == verbSkip || o.verb == verbPushPull && o.worker.Recovers
+}
+
+// has reports whether the sum of a packet has arrived.
+func (o *operation) has(p uint32) bool { return o.got[p/64]>>(p%64)&1 == 1 }
+
+// record records that the sum of a packet of t has arrived.
+func (o *operation) record(t *tensor, p uint32) {
+	o.got[p/64] |= 1 << (p % 64)
+	o.count++
+	o.whole = o.count == t.packets
+}
 
 // region returns packet p's part of a whole tensor's memory.
 func (t *tensor) region(memory []byte, p uint32) []byte {
@@ -118,25 +133,32 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	if o.kept != nil {
 		t.kept, o.kept = o.kept, nil
 	}
-	if o.keepsSum() {
-		o.pulls = append(o.pulls, pull{memory: t.kept})
-	} else {
+	switch {
+	case !o.keepsSum():
 		w.dropKept(t)
+	case w.Recovers: // first there: the contribution stays whole until its sum is, though it may lie in the memory of a pull
+		o.pulls = slices.Insert(o.pulls, 0, pull{memory: t.kept})
+	default:
+		o.pulls = append(o.pulls, pull{memory: t.kept})
 	}
 	out := make([]sending, 0, len(t.runs))
 	for _, run := range t.runs {
-		if o.source == nil {
-			out = t.zeros(o, run, out)
-			continue
-		}
-		from := uint64(run.First) * wire.PacketBytes
-		data := o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
-		out = append(out, sending{run.Node, run.Lane, t.header(wire.Contrib, o, run.First), data, o})
+		out = t.contribute(o, run, out)
 	}
 	if t.rule != nil && before != nil {
 		return w.handOver(t, before, out)
 	}
 	return o.leave(out)
+}
+
+// contribute appends o's contributions to a run of packets.
+func (t *tensor) contribute(o *operation, run plan.Run, out []sending) []sending {
+	if o.source == nil {
+		return t.zeros(o, run, out)
+	}
+	from := uint64(run.First) * wire.PacketBytes
+	data := o.source[from:min(from+uint64(run.Count)*wire.PacketBytes, t.size)]
+	return append(out, sending{run.Node, run.Lane, t.header(wire.Contrib, o, run.First), data, o})
 }
 
 // leave counts the contributions that the transport refers to from now on.
@@ -185,7 +207,7 @@ type sending struct {
 // into the caller's array after the ticket has ended.
 func (t *tensor) wants(node uint32, h *wire.Header) bool {
 	o := t.active
-	return o != nil && h.Round == t.round && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && o.got[h.Packet/64]>>(h.Packet%64)&1 == 0 &&
+	return o != nil && h.Round == t.round && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && !o.has(h.Packet) &&
 		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype && t.owner(h.Packet) == node
 }
 
@@ -206,6 +228,7 @@ func (t *tensor) run(packet uint32) plan.Run {
 func (t *tensor) arrived(h *wire.Header, payload []byte) {
 	o := t.active
 	if h.Flags&wire.FlagClash != 0 {
+		t.clashed = t.round
 		o.err = fault.New(fault.Mismatch, "%s round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",
 			t.name, t.round).With(t.about())
 	}
@@ -218,7 +241,5 @@ func (t *tensor) arrived(h *wire.Header, payload []byte) {
 			copy(region, payload)
 		}
 	}
-	o.got[h.Packet/64] |= 1 << (h.Packet % 64)
-	o.count++
-	o.whole = o.count == t.packets
+	o.record(t, h.Packet)
 }

@@ -25,6 +25,7 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 			ticket = w.Tickets.New(nil)
 			return effects{ended: []*Ticket{ticket}}
 		}
+		w.stateful(i.about)
 		var asks []*ask
 		for _, t := range tensors {
 			asks = append(asks, t.everywhere(wire.AskRule, rule.Text())...)

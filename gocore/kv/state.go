@@ -50,6 +50,9 @@ func (w *Worker) Resume(key uint64, clock []byte) (*Ticket, error) {
 				t.offset[rank] = binary.LittleEndian.Uint64(clock[8*rank:]) - t.round // it may wrap around, as on the aggregators
 			}
 		}
+		if err == nil {
+			w.stateful(i.about)
+		}
 		return t.aboutClock(wire.AskResume, clock), err
 	})
 }

@@ -35,6 +35,11 @@ type WorkerConfig struct {
 	// Deterministic makes the bits of sums independent of the order in which contributions arrive. Each tensor's declaration
 	// has it, and the scheduler refuses workers that differ.
 	Deterministic bool
+	// Recovers: aggregators that are no workers may die (Bury), and the others go on with their packets.
+	Recovers    bool
+	Aggregators []uint32 // the nodes that can sum
+	// Stateful is called before the aggregators hold what nobody else has, which no recovery brings back.
+	Stateful func(what string)
 	// Declare asks the scheduler for the ids of keys. The scheduler answers when all workers have declared a key.
 	Declare func([]Declaration)
 	// Name returns a node's name in texts: "worker 1".
@@ -54,6 +59,7 @@ type Worker struct {
 		asks    asks
 		flights flights
 		closed  []closedWorker
+		deaths  []death             // of aggregators, in order
 		failed  error               // why every operation is refused; nil while all is well
 		freed   [][]byte            // tensors' memory that step frees
 		waiting map[string][]string // see Waiting
@@ -93,7 +99,7 @@ func NewWorker(c WorkerConfig) *Worker {
 // Push contributes memory to key's next round. The ticket ends when the sum has
 // arrived; it is kept for pulls until the next push.
 func (w *Worker) Push(key uint64, dtype wire.DType, memory []byte, op wire.Op, priority int32) (*Ticket, error) {
-	return w.enter(&operation{verb: verbPush, source: memory, op: op, priority: priority}, key, dtype, nil)
+	return w.enter(&operation{worker: w, verb: verbPush, source: memory, op: op, priority: priority}, key, dtype, nil)
 }
 
 // Exchange describes one PushPull: Memory is contributed, and the sum is read straight into Out, which may be Memory itself.
@@ -105,49 +111,80 @@ type Exchange struct {
 	Priority    int32
 }
 
-// PushPullAll contributes arrays and receives their sums, for all exchanges or, after an error, for none. The sums are not kept.
+// PushPullAll contributes arrays and receives their sums, for all exchanges or, after an error, for none. The sums are not kept
+// for pulls.
 func (w *Worker) PushPullAll(list []Exchange) (tickets []*Ticket, err error) {
-	w.step(func() (e effects) {
-		begun := make([]*operation, 0, len(list))
-		for i := range list {
-			x := &list[i]
-			o := &operation{verb: verbPushPull, source: x.Memory, op: x.Op, priority: x.Priority}
-			var t *tensor
-			if t, err = w.check(o, x.Key, x.DType, x.Out); err == nil {
-				err = w.checkClosed(t, t.newest()+1)
-			}
-			if err == nil {
-				err = w.borrow(o, x.Key, x.Out)
+	kept := make([][]byte, len(list))
+	for entered := false; !entered; {
+		lacks := make([]uint64, len(list))
+		w.step(func() (e effects) {
+			begun, lacking, failed := w.borrowAll(list, kept, lacks)
+			if entered, err = !lacking, failed; lacking {
+				return e
 			}
 			if err != nil {
-				break
+				w.mu.freed = append(w.mu.freed, kept...)
 			}
-			o.worker, o.tensor = w, t
-			begun = append(begun, o)
-		}
-		if err != nil {
 			for _, o := range begun {
-				w.mu.flights.leave(o.source, o)
-				w.mu.flights.leave(o.pulls[0].memory, nil)
+				tickets = append(tickets, w.launch(o, &e))
 			}
 			return e
+		})
+		for i, n := range lacks {
+			if n > 0 {
+				kept[i] = allocate(n)
+			}
 		}
-		for _, o := range begun {
-			tickets = append(tickets, w.launch(o, &e))
-		}
-		return e
-	})
+	}
 	return tickets, err
+}
+
+// borrowAll makes the operations of PushPullAll and borrows their arrays, all or none. If sums need memory of their tensors that is
+// not in kept, lacks gets its sizes, and nothing is borrowed.
+func (w *Worker) borrowAll(list []Exchange, kept [][]byte, lacks []uint64) (begun []*operation, lacking bool, err error) {
+	giveBack := func() {
+		for _, o := range begun {
+			w.mu.flights.leave(o.source, o)
+			w.mu.flights.leave(o.pulls[0].memory, nil)
+		}
+	}
+	for i := range list {
+		x := &list[i]
+		o := &operation{worker: w, verb: verbPushPull, source: x.Memory, op: x.Op, priority: x.Priority}
+		var t *tensor
+		if t, err = w.check(o, x.Key, x.DType, x.Out); err == nil {
+			err = w.checkClosed(t, t.newest()+1)
+		}
+		if err == nil {
+			err = w.borrow(o, x.Key, x.Out)
+		}
+		if err != nil {
+			giveBack()
+			return nil, false, err
+		}
+		o.tensor = t
+		if o.keepsSum() && !t.last.keepsSum() {
+			if o.kept = kept[i]; o.kept == nil {
+				lacks[i], lacking = t.size, true
+			}
+		}
+		begun = append(begun, o)
+	}
+	if lacking {
+		giveBack()
+		return nil, true, nil
+	}
+	return begun, false, nil
 }
 
 // PushPull is PushPullAll of one exchange.
 func (w *Worker) PushPull(key uint64, dtype wire.DType, memory, out []byte, op wire.Op, priority int32) (*Ticket, error) {
-	return w.enter(&operation{verb: verbPushPull, source: memory, op: op, priority: priority}, key, dtype, out)
+	return w.enter(&operation{worker: w, verb: verbPushPull, source: memory, op: op, priority: priority}, key, dtype, out)
 }
 
 // Skip contributes zeros to key's next round, without sending them.
 func (w *Worker) Skip(key uint64) (*Ticket, error) {
-	return w.enter(&operation{verb: verbSkip}, key, 0, nil)
+	return w.enter(&operation{worker: w, verb: verbSkip}, key, 0, nil)
 }
 
 // enter checks an operation and queues it, or starts it at once. Memory for its sum is allocated without the lock, after
@@ -176,7 +213,7 @@ func (w *Worker) enter(o *operation, key uint64, dtype wire.DType, out []byte) (
 				w.mu.freed = append(w.mu.freed, o.kept)
 				return effects{}
 			}
-			o.worker, o.tensor = w, t
+			o.tensor = t
 			var e effects
 			ticket = w.launch(o, &e)
 			return e

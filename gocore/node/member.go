@@ -101,7 +101,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
+	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
 		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
@@ -130,7 +130,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }
@@ -227,11 +227,14 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 		lanes[i] = tr.Lane(i)
 	}
 	t := &tensors{aggregators: shares.Aggregators()}
-	if view.Replans {
+	if view.Recovers && n.config.WholeSums {
+		return nil, fault.New(fault.Config, "FPTPS_SCHEDULE=fifo in a cluster with FPTPS_RECOVERY=1: no sum may wait for the whole tensor then")
+	}
+	if view.Replans || view.Recovers {
 		t.aggregators = idsOf(append(view.Servers(), view.Workers()...))
 	}
 	if n.config.Role == cluster.RoleWorker {
-		t.worker = n.newWorker(view, shares, lanes)
+		t.worker = n.newWorker(view, shares, t.aggregators, lanes)
 		weigh(tr, view, shares)
 	}
 	t.lanes = n.handlers(view, t, lanes)
@@ -261,6 +264,9 @@ func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*
 		h.Worker = t.worker
 		if slices.Contains(t.aggregators, h.Self) {
 			h.Aggregator = kv.NewAggregator(workers, lane, n.config.WholeSums, n.log)
+			if view.Recovers {
+				h.Aggregator.Recover()
+			}
 		}
 		all = append(all, h)
 	}
@@ -284,9 +290,10 @@ func (n *Node) connectLane(ctx context.Context, lane *transport.Transport, view 
 }
 
 // newWorker makes the key-value store of a worker.
-func (n *Node) newWorker(view cluster.View, shares *plan.Plan, lanes []kv.DataPlane) *kv.Worker {
+func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uint32, lanes []kv.DataPlane) *kv.Worker {
 	return kv.NewWorker(kv.WorkerConfig{
 		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
+		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) },
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
 			for i, d := range list {

@@ -54,6 +54,7 @@ type Node struct {
 		incarnations  map[int]uint64             // incarnation of the latest data connection with each node
 		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
 		recoverySteps map[int]recoveryStep       // latest step for each node
+		burial        chan struct{}              // closed when the last death so far is handled; nil: there was none
 	}
 }
 

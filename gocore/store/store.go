@@ -19,6 +19,9 @@ import (
 
 // Store holds the weights of one aggregator. It is not safe for concurrent use.
 type Store struct {
+	// Recovers: after the death of an aggregator this one may get some of its packets.
+	Recovers bool
+
 	workers        int
 	pool           *aggregate.Pool
 	tensors        map[uint32]*tensor
@@ -102,23 +105,24 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 	return nil
 }
 
-// takeOver prepares for the first round of a packet under a new plan: another aggregator has summed the rounds before, and a plain
-// sum leaves nothing behind but their number.
+// takeOver prepares for the first round of a packet under a new plan, or after the death of its aggregator: another one has summed
+// the rounds before, and a plain sum leaves nothing behind but their number.
 func (s *Store) takeOver(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
-	if t == nil && sum.Plan > 0 && sum.Policy == wire.Sync && h.Codec == wire.CodecPlain {
+	moves := sum.Plan > 0 || s.Recovers
+	if t == nil && moves && sum.Policy == wire.Sync && h.Codec == wire.CodecPlain {
 		t = s.newTensor(h.Tensor, sum.Policy, h.DType, h.Codec)
 	}
 	if t == nil || t.rule != nil || t.policy != wire.Sync || t.codec != wire.CodecPlain {
 		return
 	}
 	p := t.packets[h.Packet]
-	if p == nil && sum.Plan > 0 {
+	if p == nil && moves {
 		p = &packet{}
 		t.packets[h.Packet] = p
 	}
-	if p != nil && p.plan != sum.Plan && p.round < h.Round {
+	if p != nil && (p.plan != sum.Plan || s.Recovers) && p.round < h.Round {
 		p.plan, p.round = sum.Plan, h.Round-1
 	}
 }

@@ -33,6 +33,9 @@ const (
 	Part                    // a part of a message of an app (package ps), from Packet 0 on
 	Want                    // a worker asks for the values of Run packets of a tensor: each comes as a Sum of the round that this names
 	Probe                   // fills a link to another host, so that what it carries can be measured; nobody reads the payload
+	Have                    // after the death of an aggregator, a worker names Run packets of which it has the sum of Round
+	Recall                  // an aggregator asks a worker for a sum that the worker has named
+	Kept                    // the answer: that sum; without payload as for Sum
 	kindEnd
 )
 
@@ -75,8 +78,8 @@ type Header struct {
 	Codec        Codec  // encoding of the payload
 	Tensor       uint32 // id given by the scheduler
 	Packet       uint32 // number within the tensor
-	Run          uint32 // Empty, Want, and Sum of a table: number of packets; else 1
-	Round        uint64 // Contrib, Empty, Sum, Missing, Want: the tensor's n-th push; 0 is init
+	Run          uint32 // Empty, Want, Have, and Sum of a table: number of packets; else 1
+	Round        uint64 // the tensor's n-th push; 0 is init
 	Number       uint64 // Ask, Answer: of the ask; Part: of the message
 	Priority     int32  // larger is more urgent
 	Contributors uint16 // Sum: number of workers that contributed
@@ -207,11 +210,11 @@ func (h *Header) check() error {
 // checkKind checks the requirements of a kind on a plain payload.
 func (h *Header) checkKind() error {
 	switch h.Kind {
-	case Contrib, Sum:
+	case Contrib, Sum, Kept:
 		if !h.DType.Valid() || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0 {
 			return fmt.Errorf("packet of %d bytes of %v", h.RawLen, h.DType)
 		}
-		if h.Run != 1 || h.WireLen != h.RawLen && !(h.Kind == Sum && h.WireLen == 0) {
+		if h.Run != 1 || h.WireLen != h.RawLen && !(h.Kind != Contrib && h.WireLen == 0) {
 			return fmt.Errorf("%d bytes on the wire for %d, run %d", h.WireLen, h.RawLen, h.Run)
 		}
 	case Empty:
@@ -228,9 +231,9 @@ func (h *Header) checkKind() error {
 		}
 	case Ask, Answer:
 		return h.checkAsk()
-	case Want:
+	case Want, Have, Recall:
 		if h.DType != 0 || h.RawLen != 0 || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun {
-			return fmt.Errorf("want of %d packets with %d bytes", h.Run, h.WireLen)
+			return fmt.Errorf("kind %d about %d packets with %d bytes", h.Kind, h.Run, h.WireLen)
 		}
 	case Probe:
 		if h.DType != 0 || h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {

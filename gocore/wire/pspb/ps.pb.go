@@ -274,6 +274,8 @@ type Meta struct {
 	Incarnation *uint64 `protobuf:"fixed64,1004,opt,name=incarnation" json:"incarnation,omitempty"`
 	// In the answer to ADD_NODE: the plan may change later, so that every node may have to sum.
 	Replans *bool `protobuf:"varint,1005,opt,name=replans" json:"replans,omitempty"`
+	// In the answer to ADD_NODE: the cluster goes on after the death of a server where it can.
+	Recovers *bool `protobuf:"varint,1006,opt,name=recovers" json:"recovers,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -296,6 +298,7 @@ type Meta struct {
 	//	*Meta_Promise
 	//	*Meta_Commit
 	//	*Meta_Abort
+	//	*Meta_Stateful
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -460,6 +463,13 @@ func (x *Meta) GetIncarnation() uint64 {
 func (x *Meta) GetReplans() bool {
 	if x != nil && x.Replans != nil {
 		return *x.Replans
+	}
+	return false
+}
+
+func (x *Meta) GetRecovers() bool {
+	if x != nil && x.Recovers != nil {
+		return *x.Recovers
 	}
 	return false
 }
@@ -633,6 +643,15 @@ func (x *Meta) GetAbort() *Abort {
 	return nil
 }
 
+func (x *Meta) GetStateful() *Stateful {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Stateful); ok {
+			return x.Stateful
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -709,6 +728,10 @@ type Meta_Abort struct {
 	Abort *Abort `protobuf:"bytes,1027,opt,name=abort,oneof"` // scheduler to worker
 }
 
+type Meta_Stateful struct {
+	Stateful *Stateful `protobuf:"bytes,1028,opt,name=stateful,oneof"` // worker to scheduler
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -744,6 +767,8 @@ func (*Meta_Promise) isMeta_Own() {}
 func (*Meta_Commit) isMeta_Own() {}
 
 func (*Meta_Abort) isMeta_Own() {}
+
+func (*Meta_Stateful) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -1240,6 +1265,7 @@ type Lost struct {
 	Why           *string                `protobuf:"bytes,2,opt,name=why" json:"why,omitempty"`
 	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"`            // the cluster goes on, and keeps its place for another
 	Incarnation   *uint64                `protobuf:"fixed64,4,opt,name=incarnation" json:"incarnation,omitempty"` // of the process that is dead
+	Buried        *bool                  `protobuf:"varint,5,opt,name=buried" json:"buried,omitempty"`            // the cluster goes on without it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1300,6 +1326,13 @@ func (x *Lost) GetIncarnation() uint64 {
 		return *x.Incarnation
 	}
 	return 0
+}
+
+func (x *Lost) GetBuried() bool {
+	if x != nil && x.Buried != nil {
+		return *x.Buried
+	}
+	return false
 }
 
 // Leave says that the sender leaves without waiting for the others. The answer is
@@ -1806,6 +1839,52 @@ func (x *Abort) GetPlan() uint32 {
 	return 0
 }
 
+// Stateful says that from now on the aggregators hold what nobody else has: an
+// optimiser's weights, or clocks that were set.
+type Stateful struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          *string                `protobuf:"bytes,1,opt,name=what" json:"what,omitempty"` // "the optimiser of key 3"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stateful) Reset() {
+	*x = Stateful{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stateful) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stateful) ProtoMessage() {}
+
+func (x *Stateful) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stateful.ProtoReflect.Descriptor instead.
+func (*Stateful) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Stateful) GetWhat() string {
+	if x != nil && x.What != nil {
+		return *x.What
+	}
+	return ""
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1822,7 +1901,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1913,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +1989,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2001,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2042,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2054,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2111,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xf3\t\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xbd\n" +
+	"\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -2057,7 +2137,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05epoch\x18\xea\a \x01(\rR\x05epoch\x12\x15\n" +
 	"\x05dtype\x18\xeb\a \x01(\rR\x05dtype\x12!\n" +
 	"\vincarnation\x18\xec\a \x01(\x06R\vincarnation\x12\x19\n" +
-	"\areplans\x18\xed\a \x01(\bR\areplans\x12\x1f\n" +
+	"\areplans\x18\xed\a \x01(\bR\areplans\x12\x1b\n" +
+	"\brecovers\x18\xee\a \x01(\bR\brecovers\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -2077,7 +2158,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\apromise\x18\x81\b \x01(\v2\v.ps.PromiseH\x00R\apromise\x12%\n" +
 	"\x06commit\x18\x82\b \x01(\v2\n" +
 	".ps.CommitH\x00R\x06commit\x12\"\n" +
-	"\x05abort\x18\x83\b \x01(\v2\t.ps.AbortH\x00R\x05abortB\x05\n" +
+	"\x05abort\x18\x83\b \x01(\v2\t.ps.AbortH\x00R\x05abort\x12+\n" +
+	"\bstateful\x18\x84\b \x01(\v2\f.ps.StatefulH\x00R\bstatefulB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -2118,12 +2200,13 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\aSuspect\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"b\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"z\n" +
 	"\x04Lost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +
 	"\x06vacant\x18\x03 \x01(\bR\x06vacant\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"\x19\n" +
+	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\x12\x16\n" +
+	"\x06buried\x18\x05 \x01(\bR\x06buried\"\x19\n" +
 	"\x05Leave\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\"P\n" +
 	"\x06Closed\x12\x0e\n" +
@@ -2159,7 +2242,9 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\x05R\x04node\x12\x14\n" +
 	"\x05share\x18\x02 \x01(\rR\x05share\"\x1b\n" +
 	"\x05Abort\x12\x12\n" +
-	"\x04plan\x18\x01 \x01(\rR\x04planB\x18Z\x16fptps/gocore/wire/pspb"
+	"\x04plan\x18\x01 \x01(\rR\x04plan\"\x1e\n" +
+	"\bStateful\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04whatB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -2173,7 +2258,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -2196,9 +2281,10 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Promise)(nil),           // 18: ps.Promise
 	(*Commit)(nil),            // 19: ps.Commit
 	(*Abort)(nil),             // 20: ps.Abort
-	(*Disagreement_Part)(nil), // 21: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 22: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 23: ps.Commit.Share
+	(*Stateful)(nil),          // 21: ps.Stateful
+	(*Disagreement_Part)(nil), // 22: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 23: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 24: ps.Commit.Share
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -2221,15 +2307,16 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	18, // 17: ps.Meta.promise:type_name -> ps.Promise
 	19, // 18: ps.Meta.commit:type_name -> ps.Commit
 	20, // 19: ps.Meta.abort:type_name -> ps.Abort
-	2,  // 20: ps.Batch.message:type_name -> ps.Meta
-	21, // 21: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	22, // 22: ps.Capacity.path:type_name -> ps.Capacity.Path
-	23, // 23: ps.Commit.share:type_name -> ps.Commit.Share
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	21, // 20: ps.Meta.stateful:type_name -> ps.Stateful
+	2,  // 21: ps.Batch.message:type_name -> ps.Meta
+	22, // 22: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	23, // 23: ps.Capacity.path:type_name -> ps.Capacity.Path
+	24, // 24: ps.Commit.share:type_name -> ps.Commit.Share
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -2256,6 +2343,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Promise)(nil),
 		(*Meta_Commit)(nil),
 		(*Meta_Abort)(nil),
+		(*Meta_Stateful)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2263,7 +2351,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

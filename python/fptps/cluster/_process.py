@@ -27,6 +27,8 @@ class Process:
     """None while it runs; the exit code, or the negative number of the signal that killed it."""
     asked: bool = field(default=False, repr=False)
     """This run has sent it a signal, so that its end is no failure."""
+    spare: bool = field(default=False, repr=False)
+    """The cluster may go on without it: a server, with FPTPS_RECOVERY=1."""
 
     @property
     def name(self) -> str:

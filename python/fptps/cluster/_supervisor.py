@@ -40,8 +40,8 @@ class Supervisor:
     """Runs processes to their end: passes on their output, and ends all of them when one fails.
 
     Each process leads a process group of its own, which ends with it. None outlives the thread that calls run(), even
-    if that is killed. grace: how many seconds the others have to end by themselves when one fails; kill: how many from
-    a signal to SIGKILL. keep_going: the others run on when one fails; the run ends when all workers have ended.
+    if that is killed. grace: how many seconds the others have to end by themselves when one fails, unless the cluster
+    may go on without it; kill: how many from a signal to SIGKILL. keep_going: the others run on when one fails; the run ends when all workers have ended.
     """
 
     def __init__(
@@ -108,15 +108,21 @@ class Supervisor:
         """What run() returns."""
         if self.stopped_by is not None:
             return 128 + self.stopped_by
-        return max((p.exit_code for p in self.processes if not p.asked), default=0)
+        return max((p.exit_code for p in self.failures()), default=0)
 
     def failures(self) -> list[Process]:
-        """The processes that failed by themselves, in the order in which they ended."""
-        return [p for p in self._ended if p.returncode and not p.asked]
+        """The processes that failed by themselves, in the order in which they ended; without servers that died in a
+        cluster that went on to its end without them."""
+        orderly = self._orderly()
+        return [p for p in self._ended if p.returncode and not p.asked and not (p.spare and orderly)]
 
     def joined(self) -> bool:
         """Whether the cluster was ever complete: its scheduler did not end for lack of workers."""
         return not any(p.role == "scheduler" and p.returncode in WITHOUT_WORKERS for p in self.processes)
+
+    def _orderly(self) -> bool:
+        """Whether the cluster has ended in good order."""
+        return all(p.returncode == 0 for p in self.processes if p.role == "scheduler")
 
     def _start(self, command: Command) -> None:
         started = subprocess.Popen(
@@ -129,7 +135,8 @@ class Supervisor:
             start_new_session=True,
         )
         self._running[started.pid] = started
-        process = Process(command.role, command.rank, started.pid)
+        spare = command.role == "server" and command.environment.get("FPTPS_RECOVERY") == "1"
+        process = Process(command.role, command.rank, started.pid, spare=spare)
         self.processes.append(process)
         for pipe, printer in ((started.stdout, self._out), (started.stderr, self._err)):
             assert pipe is not None
@@ -169,7 +176,7 @@ class Supervisor:
         for process in self.processes:
             if self._reap(process) and process.returncode and not process.asked:
                 self._tell(f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}")
-                if not self._keep_going:
+                if not self._keep_going and not process.spare:
                     self._ending.expect(now, self._grace)
         if self._workers_left and all(p.returncode is not None for p in self.processes if p.role == "worker"):
             self._workers_left = False
@@ -193,8 +200,7 @@ class Supervisor:
     def _report_early_ends(self) -> None:
         """Names the workers that ended well in a run that failed, unless the cluster ended in good order before."""
         early = ", ".join(f"{p.name} (pid {p.pid})" for p in self._ended if p.role == "worker" and p.returncode == 0)
-        orderly = all(p.returncode == 0 for p in self.processes if p.role == "scheduler")
-        if early and not orderly and self.failures() and self.stopped_by is None:
+        if early and not self._orderly() and self.failures() and self.stopped_by is None:
             self._tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
 
     def _signal(self, number: int) -> None:

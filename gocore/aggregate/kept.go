@@ -1,0 +1,93 @@
+package aggregate
+
+import (
+	"fmt"
+	"slices"
+
+	"fptps/gocore/wire"
+)
+
+// After the death of an aggregator this node may sum some of its packets. Of the round that was under way, each worker sends its
+// contribution again, or says that it has the sum (Have). If all contribute, the round is an ordinary one. If one has the sum, no
+// other can have begun the round after the next, and those that contribute again lack the sum: they get it from the worker that
+// has it, which this node asks only then (Recall, Kept).
+
+// Recall names a sum that this node has to ask a worker for.
+type Recall struct {
+	Rank           int // of the worker
+	Tensor, Packet uint32
+	Round          uint64
+}
+
+// kept is the newest sum of a packet that a worker is known to have.
+type kept struct {
+	round uint64
+	rank  int   // of the worker
+	owed  []int // ranks of the workers for which it was recalled
+}
+
+// Have records that worker rank has the sums of h.Run packets of h.Round. Recalls then lists those that other workers lack.
+func (t *Slots) Have(rank int, h *wire.Header) error {
+	t.forgetLast()
+	if rank < 0 || rank >= t.workers {
+		return fmt.Errorf("rank %d has sums, in a cluster of %d workers", rank, t.workers)
+	}
+	for number := h.Packet; number < h.Packet+h.Run; number++ {
+		id := packetID{h.Tensor, number}
+		p := t.packet(id)
+		if h.Round < p.complete { // this node made the sum, or knows of another worker that has it
+			continue
+		}
+		k := &kept{round: h.Round, rank: rank}
+		t.kept[id], p.complete = k, h.Round+1
+		if s := p.slots[h.Round%2]; s != nil && s.round == h.Round {
+			k.owed = slices.DeleteFunc(s.from.list(t.workers, true), func(r int) bool { return r == rank })
+			t.giveUp(s)
+		}
+		if len(k.owed) > 0 {
+			t.recalls = append(t.recalls, Recall{k.rank, h.Tensor, number, k.round})
+		}
+	}
+	return nil
+}
+
+// owe records that a worker contributes to a round of which another worker has the sum.
+func (t *Slots) owe(id packetID, rank int, round uint64) {
+	k := t.kept[id]
+	if k == nil || k.round != round || k.rank == rank || slices.Contains(k.owed, rank) {
+		return
+	}
+	if k.owed = append(k.owed, rank); len(k.owed) == 1 {
+		t.recalls = append(t.recalls, Recall{k.rank, id.tensor, id.packet, round})
+	}
+}
+
+// Recalls lists the sums that the last call of Add, AddEmpty or Have wants from workers; valid until the next one.
+func (t *Slots) Recalls() []Recall { return t.recalls }
+
+// Kept takes the sum h, which worker rank was asked for, and returns the ranks of the workers that wait for it.
+func (t *Slots) Kept(rank int, h *wire.Header) (owed []int) {
+	k := t.kept[packetID{h.Tensor, h.Packet}]
+	if k == nil || k.round != h.Round || k.rank != rank {
+		return nil
+	}
+	owed, k.owed = k.owed, nil
+	return owed
+}
+
+// giveUp frees a slot of a round that has ended elsewhere.
+func (t *Slots) giveUp(s *slot) {
+	s.unwatch()
+	s.of.slots[s.round%2] = nil
+	if s.acc != nil {
+		s.acc.Release()
+	}
+	for i := range s.held {
+		if owned := s.held[i].owned; owned != nil {
+			owned.Release()
+		}
+	}
+	clear(s.held)
+	s.acc, s.lent, s.held = nil, nil, s.held[:0]
+	t.recycle(s)
+}

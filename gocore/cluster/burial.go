@@ -1,0 +1,141 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/plan"
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+// With FPTPS_RECOVERY=1 the death of a server does not end a training: the scheduler's verdict says that the cluster goes on
+// without it, and each worker divides its packets among the nodes that are left (kv.Worker.Bury). That is possible as long as
+// servers have nothing that no worker has.
+
+// goesOnWithout reports whether a cluster goes on after the death of a node.
+func (s *Scheduler) goesOnWithout(id int) bool {
+	return s.view.Recovers && s.finals > 0 && s.members[id].Role == RoleServer && s.kept() == ""
+}
+
+// kept names what the aggregators keep and no worker has; "" if there is nothing.
+func (s *Scheduler) kept() string {
+	if s.stateful != "" {
+		return s.stateful
+	}
+	return s.ledger.stateful()
+}
+
+// stateful names the first declared tensor whose pushes live on aggregators, "" if there is none.
+func (l *ledger) stateful() string {
+	keys := make([]uint64, 0, len(l.agreed))
+	for key, a := range l.agreed {
+		if a.Row > 0 || a.Policy.Applied() != wire.Sync {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 0 {
+		return ""
+	}
+	key := slices.Min(keys)
+	a := l.agreed[key]
+	if a.Row > 0 {
+		return "the table of " + wire.KeyText(key, a.Name)
+	}
+	return fmt.Sprintf("the %v values of %s", a.Policy.Applied(), wire.KeyText(key, a.Name))
+}
+
+// lostWith says why a cluster that recovers cannot go on without a server; "" if it does not recover anyway.
+func (s *Scheduler) lostWith(id int) string {
+	if kept := s.kept(); s.view.Recovers && s.members[id].Role == RoleServer && kept != "" {
+		return "Nobody else has its part of " + kept
+	}
+	return ""
+}
+
+// bury announces the death of a server, and goes on without it.
+func (s *Scheduler) bury(now time.Time, id int, why string, mayLive bool) {
+	m := s.members[id].Member
+	for _, other := range s.ids() {
+		if other != id || mayLive {
+			lost := lostNode(m, why, false)
+			if other != id {
+				lost.GetLost().Buried = proto.Bool(true)
+			}
+			s.send(other, lost)
+		}
+	}
+	s.do(Disconnect{ID: id, Now: !mayLive})
+	delete(s.members, id)
+	s.buried[id] = true
+	s.suspects = slices.DeleteFunc(s.suspects, func(o suspicion) bool { return o.id == id || o.by == id })
+	s.forget(id)
+	s.view = s.makeView()
+	s.do(Buried{View: s.view, ID: id, Why: why})
+	if c := s.planner.bury(now, id, s.ids()); c != nil {
+		s.abort(c)
+	}
+	for _, b := range slices.Clone(s.barriers) {
+		if len(s.absent(b)) == 0 {
+			s.complete(b)
+		}
+	}
+}
+
+// bury divides the share of a dead node among the others, as the workers do. It returns the change that was being introduced,
+// which has to be withdrawn: it may give the dead node a share.
+func (p *planner) bury(now time.Time, id int, others []int) (withdrawn *change) {
+	delete(p.reports, id)
+	withdrawn, p.change = p.change, nil
+	if withdrawn != nil && withdrawn.again {
+		p.again = now.Add(retryTime)
+	}
+	p.shares = heirs(p.shares, uint32(id), others)
+	p.looks, p.lookTime = looks, now.Add(observeTime)
+	return withdrawn
+}
+
+// heirs are the shares after the others have got equal parts of a dead node's share.
+func heirs(shares []plan.Share, dead uint32, others []int) []plan.Share {
+	of := map[uint32]uint64{}
+	for _, s := range shares {
+		of[s.Node] = uint64(s.Share)
+	}
+	most := uint64(1)
+	for _, id := range others {
+		most = max(most, of[uint32(id)]*uint64(len(others))+of[dead])
+	}
+	var list []plan.Share
+	for _, id := range others {
+		share := of[uint32(id)]*uint64(len(others)) + of[dead]
+		if most > wire.MaxShare {
+			share = share * wire.MaxShare / most
+		}
+		list = append(list, plan.Share{Node: uint32(id), Share: uint32(share)})
+	}
+	slices.SortFunc(list, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
+	return list
+}
+
+// buried handles the verdict that a server is dead while the cluster goes on.
+func (p *Postoffice) buried(id int, why string) {
+	m := p.View().Member(id)
+	if m.ID == 0 || m.Role != RoleServer {
+		return
+	}
+	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
+	p.mail.change(p.View().without(id), id)
+	p.events.buried(id, why)
+}
+
+// Stateful tells the scheduler that the aggregators will hold something that nobody else has.
+func (p *Postoffice) Stateful(what string) {
+	p.loop.do(func() {
+		if p.failure == nil {
+			p.send(&pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String(what)}}})
+		}
+	})
+}

@@ -1,0 +1,235 @@
+package kv
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"fptps/gocore/aggregate"
+	"fptps/gocore/fault"
+	"fptps/gocore/plan"
+	"fptps/gocore/transport"
+	"fptps/gocore/wire"
+)
+
+// After the death of an aggregator each worker gives the aggregator's packets to its heirs and sends them again what the dead one
+// had: of the round that is under way its contribution, or the news that it has the sum. aggregate.Slots (kept.go) makes the sums
+// of these. For that a worker that recovers keeps the last sum of each packet, in memory of the tensor, until the next one
+// overwrites it: that sum shows that all workers had the one before. The contribution stays in the caller's array until its
+// sum is whole in the tensor's memory.
+//
+// Weights on aggregators, and clocks that were set, die with their aggregator: the scheduler ends the cluster then (Stateful).
+
+// death is that of an aggregator.
+type death struct {
+	node  uint32
+	heirs []uint32 // the aggregators that were left
+}
+
+// Bury handles the death of an aggregator that is no worker. All connections with it have ended. Every worker calls it, for the
+// same aggregators in the same order.
+func (w *Worker) Bury(node uint32) {
+	w.step(func() (e effects) {
+		if w.mu.failed != nil {
+			return e
+		}
+		d := death{node: node, heirs: slices.DeleteFunc(slices.Clone(w.Aggregators), w.isDead)}
+		d.heirs = slices.DeleteFunc(d.heirs, func(other uint32) bool { return other == node })
+		w.mu.deaths = append(w.mu.deaths, d)
+		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
+		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
+			t := w.mu.byID[id]
+			gone := plan.RunsOf(t.runs, node)
+			t.runs = d.patch(t.key, t.runs)
+			for i := range t.changes {
+				t.changes[i].runs = d.patch(t.key, t.changes[i].runs)
+			}
+			if len(gone) > 0 {
+				e.ended = append(e.ended, w.loseValue(t, gone, w.Name(node))...)
+				e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone))...)
+				e.sends = append(e.sends, w.advance(t)...)
+			}
+		}
+		e.ended = append(e.ended, w.mu.asks.bury(node, e.err)...)
+		return e
+	})
+}
+
+func (w *Worker) isDead(node uint32) bool {
+	return slices.ContainsFunc(w.mu.deaths, func(d death) bool { return d.node == node })
+}
+
+func (d death) patch(key uint64, runs []plan.Run) []plan.Run {
+	return plan.Patch(key, runs, d.node, d.heirs)
+}
+
+// loseValue ends the pulls of the initial value, of which the runs in gone are lost. Until a push, later ones are refused.
+func (w *Worker) loseValue(t *tensor, gone []plan.Run, name string) (ended []*Ticket) {
+	t.lost = name
+	fetches := slices.Clone(t.queue)
+	t.queue = slices.DeleteFunc(t.queue, func(o *operation) bool { return o.verb == verbFetch })
+	fetches = slices.DeleteFunc(fetches, func(o *operation) bool { return o.verb != verbFetch })
+	for _, o := range fetches {
+		o.whole, o.err = true, t.lostValue()
+		ended = append(ended, w.end(o)...)
+	}
+	if o := t.active; o != nil && o.verb == verbFetch { // it ends with the last packet of the others
+		o.err = t.lostValue()
+		for _, run := range gone {
+			for p := run.First; p < run.First+run.Count; p++ {
+				if !o.has(p) {
+					o.record(t, p)
+				}
+			}
+		}
+		if o.whole {
+			t.active = nil
+			ended = append(ended, w.end(o)...)
+		}
+	}
+	return ended
+}
+
+// lostValue is the error of a pull of an initial value that a dead aggregator had.
+func (t *tensor) lostValue() error {
+	return fault.New(fault.NodeLost, "%s: a part of its initial value was lost with %s: push first, or init another key", t.name, t.lost).With(t.about())
+}
+
+// sendAgain returns what the heirs of the runs need to know of the tensor's round: contributions, and sums that this worker has.
+func (t *tensor) sendAgain(runs []plan.Run) (out []sending) {
+	o := t.active
+	switch {
+	case t.next == 0: // no round has begun
+		return nil
+	case o == nil || o.verb == verbFetch:
+		for _, run := range runs {
+			out = t.have(out, run, t.round)
+		}
+		return out
+	}
+	for _, run := range runs {
+		for _, part := range t.alike(run) {
+			if o.has(part.First) {
+				out = t.have(out, part, t.round)
+				continue
+			}
+			if t.round > 0 { // another worker may lack it still
+				out = t.have(out, part, t.round-1)
+			}
+			out = append(out, o.leave(t.contribute(o, part, nil))...)
+		}
+	}
+	return out
+}
+
+// alike divides a run of the round under way into runs of packets of which all sums are here, or none.
+func (t *tensor) alike(run plan.Run) (parts []plan.Run) {
+	for first := run.First; first < run.First+run.Count; {
+		end := first + 1
+		for end < run.First+run.Count && t.active.has(end) == t.active.has(first) {
+			end++
+		}
+		parts = append(parts, plan.Run{Node: run.Node, First: first, Count: end - first, Lane: run.Lane})
+		first = end
+	}
+	return parts
+}
+
+// have appends the news that this worker has the sums of a run in a round.
+func (t *tensor) have(out []sending, run plan.Run, round uint64) []sending {
+	for end := run.First + run.Count; run.First < end; run.First += wire.MaxRun {
+		h := wire.Header{Kind: wire.Have, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wire.MaxRun), Round: round, Priority: urgent}
+		out = append(out, sending{run.Node, run.Lane, h, nil, nil})
+	}
+	return out
+}
+
+// urgent is the priority of what other workers may wait for.
+const urgent = 1<<31 - 1
+
+// recalled sends an aggregator a sum that this worker has said that it has.
+func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
+	w.step(func() (e effects) {
+		t := w.mu.byID[h.Tensor]
+		if t == nil || h.Run != 1 || h.Packet >= t.packets || !t.hasSum(h.Packet, h.Round) {
+			err = fmt.Errorf("node %d recalls the sum of tensor %d packet %d round %d, which is not here", node, h.Tensor, h.Packet, h.Round)
+			return e
+		}
+		kept := wire.Header{
+			Kind: wire.Kept, DType: t.dtype, Tensor: t.id, Packet: h.Packet, Run: 1, Round: h.Round, Priority: urgent,
+			RawLen: uint32(wire.PacketLen(t.size, h.Packet)),
+		}
+		var data []byte
+		switch {
+		case t.clashed == h.Round && h.Round > 0:
+			kept.Flags = wire.FlagClash
+		case h.Round > 0: // of round 0 the aggregators have the values
+			data = t.region(t.kept, h.Packet)
+		}
+		e.sends = []sending{{node, t.run(h.Packet).Lane, kept, data, nil}}
+		return e
+	})
+	return err
+}
+
+// hasSum reports whether this worker has the sum of a packet in a round. A part of the next sum may have overwritten it: then all
+// workers have it, and nobody recalls it.
+func (t *tensor) hasSum(p uint32, round uint64) bool {
+	o := t.active
+	switch {
+	case t.table != nil || t.next == 0 || round > 0 && t.kept == nil:
+		return false
+	case o == nil || o.verb == verbFetch:
+		return round == t.round
+	case o.has(p):
+		return round == t.round
+	}
+	return round+1 == t.round
+}
+
+// stateful tells the scheduler, before the aggregators know, that they will hold what nobody else has.
+func (w *Worker) stateful(what string) {
+	if w.Stateful != nil {
+		w.Stateful(what)
+	}
+}
+
+// Recover prepares for the deaths of other aggregators, of whose packets this one gets some. It is called before any packet arrives.
+func (a *Aggregator) Recover() { a.store.Recovers = true }
+
+// have takes a worker's news that it has sums.
+func (a *Aggregator) have(node uint32, h *wire.Header) error {
+	err := a.slots.Have(a.rank(node), h)
+	a.recall()
+	return err
+}
+
+// recall asks workers for sums that others lack.
+func (a *Aggregator) recall() {
+	for _, r := range a.slots.Recalls() {
+		a.plane.Send(a.workers[r.Rank], transport.Outgoing{Header: wire.Header{
+			Kind: wire.Recall, Tensor: r.Tensor, Packet: r.Packet, Run: 1, Round: r.Round, Priority: urgent,
+		}})
+	}
+}
+
+// kept passes a recalled sum on to the workers that lack it.
+func (a *Aggregator) kept(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+	owed := a.slots.Kept(a.rank(node), h)
+	if len(payload) > 0 && owned == nil {
+		owned = a.pool.Get(len(payload))
+		copy(owned.Bytes, payload)
+	}
+	sum := *h
+	sum.Kind, sum.Ahead, sum.Contributors = wire.Sum, 0, uint16(len(a.workers))
+	m := transport.Outgoing{Header: sum}
+	if owned != nil {
+		m.Data, m.Owner = owned.Bytes, owned
+		owned.Retain(len(owed))
+		defer owned.Release()
+	}
+	for _, rank := range owed {
+		a.plane.Send(a.workers[rank], m)
+	}
+	return nil
+}
