@@ -54,6 +54,11 @@ func (l *record) events() Events {
 			defer l.mu.Unlock()
 			l.changes = append(l.changes, Name(id)+" died")
 		},
+		Buried: func(id int, why string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.changes = append(l.changes, Name(id)+" is buried: "+why)
+		},
 		Recovered: func(m Member) {
 			l.mu.Lock()
 			defer l.mu.Unlock()

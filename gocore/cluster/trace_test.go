@@ -126,6 +126,8 @@ func (s *script) command(line string) {
 	case "promise": // of two tensors, and of a third that keeps its plan
 		m := &pspb.Promise{Plan: proto.Uint32(uint32(number(values["plan"], 0))), Counts: []uint32{2, 1}, Rounds: []uint64{uint64(number(values["round"], 0)), wire.NoRound}, Unpushed: proto.Uint32(uint32(number(values["unpushed"], 0)))}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Promise{Promise: m}})
+	case "stateful":
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String("the optimiser of key 3")}}})
 	case "leave":
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Leave{Leave: &pspb.Leave{Why: proto.String("it left by ValueError: a\x1b[2Jb\n")}}})
 	case "suspect":
@@ -156,7 +158,7 @@ func (s *script) cluster(values map[string]string) {
 	s.scheduler = NewScheduler(Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
 		Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
-		Attends: values["attends"] != "", RecoveryTimeout: duration(values["recovery"]), Resend: values["resend"] != "",
+		Attends: values["attends"] != "", Recovers: values["recovers"] != "", RecoveryTimeout: duration(values["recovery"]), Resend: values["resend"] != "",
 		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
 	}, s.token)
 }
