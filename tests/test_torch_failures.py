@@ -1,8 +1,18 @@
-"""The backend of torch.distributed when a member of a group dies or is late: an error that names it, and no hang."""
+"""Deaths in trainings with PyTorch.
+
+With the backend of torch.distributed a member dies or is late: an error that names it, and no hang. With FPTPS_RECOVERY=1
+a server dies: the training goes on.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
+from helpers import Gate, pass_gate
+
+import fptps
 
 torch = pytest.importorskip("torch")
 import torch_failures  # noqa: E402
@@ -49,3 +59,36 @@ def test_a_member_is_late(tmp_path):
     for _, (kind, _, text) in (first, third):
         assert kind == "TimeoutError"
         assert "missing: rank 1" in text
+
+
+def train(gate, kill):
+    """In a worker: the weights after a training, in which rank 0 may kill the server."""
+    import fptps.torch as ft
+
+    ft.init()
+    server = pass_gate(gate)
+    torch.manual_seed(ft.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10))
+    model, optimizer = ft.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    for step in range(12):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 300)).square().mean()
+        if kill and step == 5 and ft.rank() == 0:
+            os.kill(server, signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+    weights = [p.detach().clone() for p in model.parameters()]
+    ft.shutdown()
+    return [w.numpy() for w in weights]
+
+
+def test_a_server_dies_in_a_training():
+    weights = []
+    for kill in (False, True):
+        cluster = fptps.LocalCluster(2, 1, 100, {"FPTPS_RECOVERY": "1"})
+        with Gate() as gate, cluster.start(train, gate.address, kill) as run:
+            gate.wait(2)
+            gate.open(run.process("server").pid)
+            weights += run.results()
+    for others in weights[1:]:
+        assert all((a == b).all() for a, b in zip(weights[0], others, strict=True))

@@ -182,8 +182,12 @@ func TestLostInitialValue(t *testing.T) {
 	underWay, waits := d.pull(1, make([]byte, size)), d.pull(1, make([]byte, size))
 	d.letGo()
 	d.Bury(8)
-	d.ended(underWay, fault.NodeLost)
-	d.ended(waits, fault.NodeLost)
+	for _, ticket := range []*Ticket{underWay, waits} {
+		d.ended(ticket, fault.NodeLost)
+		if _, err := ticket.Wait(0); !strings.Contains(err.Error(), "key 1: a part of its initial value was lost with server 0") {
+			t.Error(err)
+		}
+	}
 	ticket, err := d.Pull(2, wire.Uint8, make([]byte, size))
 	d.refused(fault.NodeLost, ticket, err)
 	if !strings.Contains(err.Error(), "key 2: a part of its initial value was lost with server 0: push first") {

@@ -27,6 +27,7 @@ type effects struct {
 	sends []sending
 	ended []*Ticket
 	err   error // of those that ended
+	also  []effects
 }
 
 // step changes the worker's state and then carries out the effects. The lock is
@@ -35,12 +36,19 @@ type effects struct {
 // its thread by a system call, and may call Release at once.
 func (w *Worker) step(change func() effects) {
 	e, freed := w.locked(change)
+	w.carryOut(e)
+	for _, kept := range freed {
+		free(kept)
+	}
+}
+
+func (w *Worker) carryOut(e effects) {
 	w.send(e.sends)
 	for _, t := range e.ended {
 		w.Tickets.Finish(t, e.err)
 	}
-	for _, kept := range freed {
-		free(kept)
+	for _, other := range e.also {
+		w.carryOut(other)
 	}
 }
 

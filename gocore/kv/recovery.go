@@ -45,7 +45,7 @@ func (w *Worker) Bury(node uint32) {
 				t.changes[i].runs = d.patch(t.key, t.changes[i].runs)
 			}
 			if len(gone) > 0 {
-				e.ended = append(e.ended, w.loseValue(t, gone, w.Name(node))...)
+				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
 				e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone))...)
 				e.sends = append(e.sends, w.advance(t)...)
 			}
@@ -64,30 +64,34 @@ func (d death) patch(key uint64, runs []plan.Run) []plan.Run {
 }
 
 // loseValue ends the pulls of the initial value, of which the runs in gone are lost. Until a push, later ones are refused.
-func (w *Worker) loseValue(t *tensor, gone []plan.Run, name string) (ended []*Ticket) {
+func (w *Worker) loseValue(t *tensor, gone []plan.Run, name string) (e effects) {
 	t.lost = name
-	fetches := slices.Clone(t.queue)
-	t.queue = slices.DeleteFunc(t.queue, func(o *operation) bool { return o.verb == verbFetch })
-	fetches = slices.DeleteFunc(fetches, func(o *operation) bool { return o.verb != verbFetch })
-	for _, o := range fetches {
-		o.whole, o.err = true, t.lostValue()
-		ended = append(ended, w.end(o)...)
+	e.err = t.lostValue()
+	isFetch := func(o *operation) bool { return o.verb == verbFetch }
+	for _, o := range t.queue {
+		if isFetch(o) {
+			o.whole, o.err = true, e.err
+			e.ended = append(e.ended, w.end(o)...)
+		}
 	}
-	if o := t.active; o != nil && o.verb == verbFetch { // it ends with the last packet of the others
-		o.err = t.lostValue()
-		for _, run := range gone {
-			for p := run.First; p < run.First+run.Count; p++ {
-				if !o.has(p) {
-					o.record(t, p)
-				}
+	t.queue = slices.DeleteFunc(t.queue, isFetch)
+	o := t.active
+	if o == nil || !isFetch(o) {
+		return e
+	}
+	o.err = e.err // it ends with the last packet of the others
+	for _, run := range gone {
+		for p := run.First; p < run.First+run.Count; p++ {
+			if !o.has(p) {
+				o.record(t, p)
 			}
 		}
-		if o.whole {
-			t.active = nil
-			ended = append(ended, w.end(o)...)
-		}
 	}
-	return ended
+	if o.whole {
+		t.active = nil
+		e.ended = append(e.ended, w.end(o)...)
+	}
+	return e
 }
 
 // lostValue is the error of a pull of an initial value that a dead aggregator had.

@@ -127,7 +127,7 @@ func keysText(tensors []*tensor) string {
 	const most = 4
 	var names []string
 	for _, t := range tensors[:min(len(tensors), most)] {
-		names = append(names, fmt.Sprint(t.key))
+		names = append(names, strings.TrimPrefix(t.name, "key "))
 	}
 	switch text := strings.Join(names, ", "); {
 	case len(tensors) == 1:
