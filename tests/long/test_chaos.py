@@ -1,5 +1,9 @@
-"""Whole clusters of which one process is killed or stopped at a random instant: no other waits for ever, and each that
-had joined names the one that was lost. A seed has one sequence of choices; the instant is as exact as the machine."""
+"""Whole clusters of which processes are killed or stopped at random instants.
+
+Without recovery no other process waits for ever, and each that had joined names the one that was lost. With recovery
+the workers go on when servers die, and all sums are right. A seed has one sequence of choices; the instants are as
+exact as the machine.
+"""
 
 import os
 import random
@@ -62,3 +66,33 @@ def test_one_process_is_lost_at_a_random_instant(gate, seed):
     if joined:
         others = [process for process in run.processes if process.role != "worker" and process is not victim]
         assert all(process.returncode == 1 for process in others), run.processes
+
+
+def sum_for(address, rounds):
+    """Checks the sums of so many rounds."""
+    with fptps.KVWorker() as kv:
+        arrays = [np.zeros(count, np.float32) for count in COUNTS]
+        init_all(kv, arrays)
+        pass_gate(address)
+        for iteration in range(rounds):
+            sum_and_check(kv, arrays, iteration)
+        return rounds
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_servers_are_lost_at_random_instants(gate, seed):
+    chance = random.Random(1000 + seed)
+    workers, servers = chance.randint(1, 4), chance.randint(1, 3)
+    environment = {**BEAT, "FPTPS_RECOVERY": "1", "FPTPS_VAN": chance.choice(["tcp", "shm", "auto"])}
+    if chance.random() < 0.3:
+        environment["FPTPS_DETERMINISTIC"] = "1"
+    victims = chance.sample(range(servers), chance.randint(1, servers))
+    with fptps.LocalCluster(workers, servers, timeout=120, environment=environment).start(
+        sum_for, gate.address, 120
+    ) as run:
+        gate.wait(workers)
+        gate.open()
+        for rank in victims:
+            threading.Event().wait(chance.uniform(0, 0.2))  # the instant
+            os.kill(run.process("server", rank).pid, chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+        assert run.results() == [120] * workers
