@@ -74,17 +74,15 @@ def run(workers: int, servers: int, van: str, recovery: bool, dies: int | None =
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--rounds", "repeats", type=click.IntRange(1), default=5, show_default=True, help="Clusters of each kind."
-)
+@click.option("--clusters", type=click.IntRange(1), default=5, show_default=True, help="Of each kind.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
-def main(repeats: int, output: Path | None) -> None:
+def main(clusters: int, output: Path | None) -> None:
     """Measure what it costs to survive the death of a server, and one."""
     now = datetime.now(timezone.utc)
     samples: list[dict[str, Any]] = []
     kinds = [(*size, van) for size in SIZES for van in VANS]
-    with tqdm(total=3 * repeats * len(kinds)) as bar:
-        for _ in range(repeats):
+    with tqdm(total=3 * clusters * len(kinds)) as bar:
+        for _ in range(clusters):
             for workers, servers, van in kinds:
                 for recovery, dies in ((False, None), (True, None), (True, 12)):
                     took = run(workers, servers, van, recovery, dies)

@@ -1,7 +1,7 @@
 """Deaths in trainings with PyTorch.
 
-With the backend of torch.distributed a member dies or is late: an error that names it, and no hang. With FPTPS_RECOVERY=1
-a server dies: the training goes on.
+With the backend of torch.distributed a member dies or is late: an error that names it, and no hang. With
+FPTPS_RECOVERY=1 a server dies: the training goes on.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class Supervisor:
 
     Each process leads a process group of its own, which ends with it. None outlives the thread that calls run(), even
     if that is killed. grace: how many seconds the others have to end by themselves when one fails, unless the cluster
-    may go on without it; kill: how many from a signal to SIGKILL. keep_going: the others run on when one fails; the run ends when all workers have ended.
+    may go on without it; kill: how many from a signal to SIGKILL. keep_going: the others run on when one fails; the
+    run ends when all workers have ended.
     """
 
     def __init__(
