@@ -90,16 +90,16 @@ func (w *Worker) endPromise() (e effects) {
 // waits reports whether a promise forbids the round of the tensor's next operation.
 func (t *tensor) waits() bool { return t.held && t.queue[0].verb != verbFetch }
 
-// followPlan gives the tensor the newest plan that holds for its present round. It returns the runs before, nil if nothing changes.
-func (t *tensor) followPlan() (before []plan.Run) {
+// followPlan gives the tensor the newest plan that holds for its present round, and reports whether that is another one.
+func (t *tensor) followPlan() (moved bool) {
+	t.before = t.runs
 	for i := len(t.changes) - 1; i >= 0; i-- {
 		if c := t.changes[i]; c.first <= t.round {
-			before = t.runs
 			t.plan, t.runs, t.changes = uint16(c.number), c.runs, t.changes[i+1:]
-			return before
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
 // cut divides the tensor among the aggregators of the plan, after those that were cut before. The lock is held.

@@ -39,16 +39,16 @@ func (w *Worker) Bury(node uint32) {
 		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 			t := w.mu.byID[id]
-			gone := plan.RunsOf(t.runs, node)
-			t.runs = d.patch(t.key, t.runs)
+			gone, before := plan.RunsOf(t.runs, node), plan.RunsOf(t.before, node)
+			t.runs, t.before = d.patch(t.key, t.runs), d.patch(t.key, t.before)
 			for i := range t.changes {
 				t.changes[i].runs = d.patch(t.key, t.changes[i].runs)
 			}
 			if len(gone) > 0 {
 				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
-				e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone))...)
-				e.sends = append(e.sends, w.advance(t)...)
 			}
+			e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone), d.patch(t.key, before))...)
+			e.sends = append(e.sends, w.advance(t)...)
 		}
 		e.ended = append(e.ended, w.mu.asks.bury(node, e.err)...)
 		return e
@@ -99,8 +99,9 @@ func (t *tensor) lostValue() error {
 	return fault.New(fault.NodeLost, "%s: a part of its initial value was lost with %s: push first, or init another key", t.name, t.lost).With(t.about())
 }
 
-// sendAgain returns what the heirs of the runs need to know of the tensor's round: contributions, and sums that this worker has.
-func (t *tensor) sendAgain(runs []plan.Run) (out []sending) {
+// sendAgain returns what heirs need to know of the tensor: of the round under way contributions, and sums that this worker has. Runs
+// are the heirs' ones of this round, before those of the round before, of which another worker may still lack sums.
+func (t *tensor) sendAgain(runs, before []plan.Run) (out []sending) {
 	o := t.active
 	switch {
 	case t.next == 0: // no round has begun
@@ -111,16 +112,20 @@ func (t *tensor) sendAgain(runs []plan.Run) (out []sending) {
 		}
 		return out
 	}
+	for _, run := range before {
+		for _, part := range t.alike(run) {
+			if t.round > 0 && !o.has(part.First) {
+				out = t.have(out, part, t.round-1)
+			}
+		}
+	}
 	for _, run := range runs {
 		for _, part := range t.alike(run) {
 			if o.has(part.First) {
 				out = t.have(out, part, t.round)
-				continue
+			} else {
+				out = append(out, o.leave(t.contribute(o, part, nil))...)
 			}
-			if t.round > 0 { // another worker may lack it still
-				out = t.have(out, part, t.round-1)
-			}
-			out = append(out, o.leave(t.contribute(o, part, nil))...)
 		}
 	}
 	return out

@@ -182,8 +182,18 @@ func playDeaths(t *testing.T, rng *rand.Rand) {
 	}
 	scripts := newScripts(rng, len(workerShares), 1+rng.IntN(5), 5)
 	var k *killer
-	c := newCluster(t, workerShares, serverShares, picker(rng), func(int, *wire.Header) { k.count() })
+	plans := rng.IntN(2) == 0
+	c := newCluster(t, workerShares, serverShares, picker(rng), func(int, *wire.Header) {
+		if plans {
+			time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond) // so that a play takes a while
+		}
+		k.count()
+	})
 	recovers(c)
+	stop := func() {}
+	if plans {
+		stop = changePlans(c, rng, len(serverShares))
+	}
 	k = newKiller(c, rng, rng.Perm(len(serverShares))[:1+rng.IntN(len(serverShares))], 1+rng.IntN(400))
 	done := make(chan struct{})
 	var haunted, players sync.WaitGroup
@@ -194,12 +204,27 @@ func playDeaths(t *testing.T, rng *rand.Rand) {
 		players.Go(p.play)
 	}
 	players.Wait()
+	stop()
 	close(done)
 	haunted.Wait()
 	synctest.Wait()
 	c.close()
 	if strings.Contains(c.log.String(), "no progress") {
 		t.Error(c.log.String())
+	}
+}
+
+// changePlans has plans change all the time until stop is called; some of them name dead servers.
+func changePlans(c *cluster, rng *rand.Rand, servers int) (stop func()) {
+	o := newOffice(c, rng)
+	ended := make(chan struct{})
+	var planning sync.WaitGroup
+	own := rand.New(rand.NewPCG(rng.Uint64(), 10))
+	planning.Go(func() { o.changePlans(own, servers, 20, ended) })
+	return func() {
+		close(ended)
+		planning.Wait()
+		o.close()
 	}
 }
 

@@ -27,6 +27,7 @@ type tensor struct {
 	packets uint32
 	plan    uint16     // number of the plan of runs, modulo 2^16
 	runs    []plan.Run // of the round that is under way, or of the last one
+	before  []plan.Run // of the round before that
 	changes []change   // of the plan, by ascending number, that concern later rounds
 	table   *table     // nil: the tensor is not a table
 
@@ -125,7 +126,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	}
 	t.round = t.next
 	t.next++
-	before := t.followPlan()
+	moved := t.followPlan()
 	w.mu.stats.Rounds++
 	if t.table != nil {
 		return t.beginRows(o)
@@ -145,8 +146,8 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	for _, run := range t.runs {
 		out = t.contribute(o, run, out)
 	}
-	if t.rule != nil && before != nil {
-		return w.handOver(t, before, out)
+	if t.rule != nil && moved {
+		return w.handOver(t, t.before, out)
 	}
 	return o.leave(out)
 }
