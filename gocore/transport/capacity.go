@@ -19,10 +19,12 @@ type Capacity struct {
 }
 
 const (
-	// A capacity is measured while a queue stands before the link, over capacityTime, capacityWaits times what packets wait, and
-	// capacityBytes at least, or capacityEnough. Over long ways packets come in clumps.
+	// A capacity is measured while a queue stands before the link, over capacityTime, capacityWaits times what packets wait (of which
+	// longWait counts) and capacityBytes at least, or capacityEnough. Over long ways packets come in clumps; before a link that has
+	// become slower they wait long.
 	capacityTime   = 60 * time.Millisecond
 	capacityWaits  = 4
+	longWait       = 60 * time.Millisecond
 	capacityBytes  = 24 * wire.PacketBytes
 	capacityEnough = 256 * wire.PacketBytes
 	// A measurement ends when nothing was observed for pauseTime, for the time of pausePackets, and for longer than the last packets
@@ -101,7 +103,7 @@ func (c *capacity) observe(now time.Duration, s sight) (measured bool) {
 		c.measuring = false
 	case !c.measuring || paused:
 		c.measuring, c.begun, c.mark = true, now, passed
-	case passed-c.mark >= max(capacityEnough, s.least) || now-c.begun >= max(capacityTime, capacityWaits*wait) && passed-c.mark >= max(capacityBytes, s.least):
+	case passed-c.mark >= max(capacityEnough, s.least) || now-c.begun >= max(capacityTime, capacityWaits*min(wait, longWait)) && passed-c.mark >= max(capacityBytes, s.least):
 		taken := now - c.begun
 		rate := float64(passed-c.mark) / taken.Seconds()
 		c.begun, c.mark = now, passed
