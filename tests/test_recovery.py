@@ -14,7 +14,7 @@ from helpers import Gate, pass_gate
 import fptps
 
 COUNT, ROUNDS = 300_000, 12
-HEARTBEATS = {"PS_HEARTBEAT_INTERVAL": "0.2", "PS_HEARTBEAT_TIMEOUT": "1"}
+HEARTBEATS = {"PS_HEARTBEAT_INTERVAL": "0.5", "PS_HEARTBEAT_TIMEOUT": "4"}
 
 
 def gradient(rank, key, step, dtype=np.float32):

@@ -88,6 +88,9 @@ func (s *Scheduler) bury(now time.Time, id int, why string, mayLive bool) {
 // bury divides the share of a dead node among the others, as the workers do. It returns the change that was being introduced,
 // which has to be withdrawn: it may give the dead node a share.
 func (p *planner) bury(now time.Time, id int, others []int) (withdrawn *change) {
+	if !p.active {
+		return nil
+	}
 	delete(p.reports, id)
 	withdrawn, p.change = p.change, nil
 	if withdrawn != nil && withdrawn.again {

@@ -212,6 +212,19 @@ func TestBuryEndsQuestions(t *testing.T) {
 	d.ended(ticket, fault.NodeLost)
 }
 
+// The statistics show who sums now.
+func TestSharesAfterADeath(t *testing.T) {
+	d := recovering(t)
+	d.Bury(8)
+	if got := fmt.Sprint(d.Stats().Shares); got != "map[server 1:0.5 server 2:0.5]" {
+		t.Error(got)
+	}
+	d.Bury(10)
+	if got := fmt.Sprint(d.Stats().Shares); got != "map[server 2:1]" {
+		t.Error(got)
+	}
+}
+
 // A tensor that is declared after a death has living aggregators.
 func TestDeclareAfterADeath(t *testing.T) {
 	d := recovering(t)

@@ -63,6 +63,23 @@ func (d death) patch(key uint64, runs []plan.Run) []plan.Run {
 	return plan.Patch(key, runs, d.node, d.heirs)
 }
 
+// shares are the nodes' parts of the summing under the present plan, after all deaths.
+func (w *Worker) shares() map[uint32]float64 {
+	parts := map[uint32]float64{}
+	for _, node := range w.mu.plan.plan.Aggregators() {
+		parts[node] = w.mu.plan.plan.Fraction(node)
+	}
+	for _, d := range w.mu.deaths {
+		if part := parts[d.node]; part > 0 {
+			for _, heir := range d.heirs {
+				parts[heir] += part / float64(len(d.heirs))
+			}
+		}
+		delete(parts, d.node)
+	}
+	return parts
+}
+
 // loseValue ends the pulls of the initial value, of which the runs in gone are lost. Until a push, later ones are refused.
 func (w *Worker) loseValue(t *tensor, gone []plan.Run, name string) (e effects) {
 	t.lost = name

@@ -378,8 +378,8 @@ func (w *Worker) Stats() WorkerStats {
 	defer w.mu.Unlock()
 	s := w.mu.stats
 	s.Plan, s.Shares = w.mu.plan.number, map[string]float64{}
-	for _, node := range w.mu.plan.plan.Aggregators() {
-		s.Shares[w.Name(node)] = w.mu.plan.plan.Fraction(node)
+	for node, share := range w.shares() {
+		s.Shares[w.Name(node)] = share
 	}
 	if w.mu.perStep > 0 {
 		s.Steps = (s.Rounds - min(s.Rounds, uint64(s.Tensors))) / w.mu.perStep

@@ -24,7 +24,7 @@ const (
 	// become slower they wait long.
 	capacityTime   = 60 * time.Millisecond
 	capacityWaits  = 4
-	longWait       = 60 * time.Millisecond
+	longWait       = 100 * time.Millisecond
 	capacityBytes  = 24 * wire.PacketBytes
 	capacityEnough = 256 * wire.PacketBytes
 	// A measurement ends when nothing was observed for pauseTime, for the time of pausePackets, and for longer than the last packets

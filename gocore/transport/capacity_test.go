@@ -193,3 +193,23 @@ func TestALongQueueIsMeasuredForLonger(t *testing.T) {
 		t.Errorf("%.3g B/s are known, want %.3g", c.known, 5e6)
 	}
 }
+
+// After a link has fallen to a quarter, packets wait for almost a second, in iterations with pauses: it is found nevertheless.
+func TestALongQueueAfterAFall(t *testing.T) {
+	c := capacity{late: true}
+	passed, now := 0.0, time.Duration(0)
+	play := func(rate float64, wait, busy, idle time.Duration, iterations int) {
+		for range iterations {
+			for end := now + busy; now < end; now += 13 * time.Millisecond {
+				passed += rate * 0.013
+				c.observe(now, sight{passed: uint64(passed), wait: min(wait, wait-(end-now-busy))})
+			}
+			now += idle
+		}
+	}
+	play(5e6, 40*time.Millisecond, 400*time.Millisecond, 100*time.Millisecond, 10)
+	play(1.25e6, 900*time.Millisecond, 1200*time.Millisecond, 500*time.Millisecond, 3)
+	if math.Abs(c.sure-1.25e6) > 0.1*1.25e6 {
+		t.Errorf("%.3g B/s are sure after 3 iterations, want %.3g", c.sure, 1.25e6)
+	}
+}
