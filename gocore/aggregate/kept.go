@@ -7,10 +7,9 @@ import (
 	"fptps/gocore/wire"
 )
 
-// After the death of an aggregator this node may sum some of its packets. Of the round that was under way, each worker sends its
-// contribution again, or says that it has the sum (Have). If all contribute, the round is an ordinary one. If one has the sum, no
-// other can have begun the round after the next, and those that contribute again lack the sum: they get it from the worker that
-// has it, which this node asks only then (Recall, Kept).
+// After the death of an aggregator this node may sum some of its packets. Each worker sends its contribution to the round under way
+// again, or a note that it has the sum (Have). If all contribute, the round is an ordinary one. If a worker has the sum, those that
+// contribute lack it: this node asks the worker for the sum (Recall) and passes it on (Kept).
 
 // Recall names a sum that this node has to ask a worker for.
 type Recall struct {

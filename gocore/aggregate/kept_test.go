@@ -12,25 +12,25 @@ func have(packet, run uint32, round uint64) *wire.Header {
 	return &wire.Header{Kind: wire.Have, Tensor: 3, Packet: packet, Run: run, Round: round}
 }
 
-// TestKept plays deaths as an heir sees them: contributions c, news of sums h, the sum that was recalled k, each with its rank and
-// round. It lists what the heir does: sums it makes, sums that it recalls, and those to whom it passes one on.
+// TestKept plays what arrives at an heir after a death: contributions (c), skips (e), notes that a worker has the sum (h) and recalled
+// sums (k), each with rank and round. The result lists the sums that the heir makes and recalls, and the workers that get a recalled one.
 func TestKept(t *testing.T) {
 	for name, tc := range map[string]struct{ play, want string }{
-		"all contribute":                       {"c05 c15 c25", "sum5"},
-		"one has the sum, one contributes":     {"h05 c15", "recall0"},
-		"the other way round":                  {"c15 h05", "recall0"},
-		"both contribute before":               {"c15 c25 h05 k05", "recall0 to12"},
-		"one before, one after":                {"c15 h05 c25 k05", "recall0 to12"},
-		"one before, one after the sum":        {"c15 h05 k05 c25 k05", "recall0 to1 recall0 to2"},
-		"all have it":                          {"h05 h15 h25", ""},
-		"two have it":                          {"h05 h15 c25 k15 k05", "recall0 to2"},
-		"a contribution comes twice":           {"h05 c15 c15 k05", "recall0 to1"},
-		"of the round before":                  {"c06 h05 c15 k05 c16 c26", "recall0 to1 sum6"},
-		"the next round follows":               {"h05 c15 k05 c06 c16 c26 c07 c17 c27", "recall0 to1 sum6 sum7"},
-		"news of a round that was summed here": {"c05 c15 c25 h05 h15", "sum5"},
-		"a sum that nobody asked for":          {"k05 h05 k05 k15 k04", ""},
-		"late news":                            {"h06 h15", ""},
-		"skips are contributions":              {"e15 h05 k05", "recall0 to1"},
+		"all contribute":                        {"c05 c15 c25", "sum5"},
+		"one has the sum, one contributes":      {"h05 c15", "recall0"},
+		"the other way round":                   {"c15 h05", "recall0"},
+		"both contribute before":                {"c15 c25 h05 k05", "recall0 to12"},
+		"one before, one after":                 {"c15 h05 c25 k05", "recall0 to12"},
+		"one before, one after the sum":         {"c15 h05 k05 c25 k05", "recall0 to1 recall0 to2"},
+		"all have it":                           {"h05 h15 h25", ""},
+		"two have it":                           {"h05 h15 c25 k15 k05", "recall0 to2"},
+		"a contribution comes twice":            {"h05 c15 c15 k05", "recall0 to1"},
+		"of the round before":                   {"c06 h05 c15 k05 c16 c26", "recall0 to1 sum6"},
+		"the next round follows":                {"h05 c15 k05 c06 c16 c26 c07 c17 c27", "recall0 to1 sum6 sum7"},
+		"notes of a round that was summed here": {"c05 c15 c25 h05 h15", "sum5"},
+		"a sum that nobody asked for":           {"k05 h05 k05 k15 k04", ""},
+		"a note comes late":                     {"h06 h15", ""},
+		"skips are contributions":               {"e15 h05 k05", "recall0 to1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := NewPool()

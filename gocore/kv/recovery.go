@@ -12,11 +12,10 @@ import (
 	"fptps/gocore/wire"
 )
 
-// After the death of an aggregator each worker gives the aggregator's packets to its heirs and sends them again what the dead one
-// had: of the round that is under way its contribution, or the news that it has the sum. aggregate.Slots (kept.go) makes the sums
-// of these. For that a worker that recovers keeps the last sum of each packet, in memory of the tensor, until the next one
-// overwrites it: that sum shows that all workers had the one before. The contribution stays in the caller's array until its
-// sum is whole in the tensor's memory.
+// After the death of an aggregator each worker divides the aggregator's packets among the heirs. It sends them its contribution to the
+// round under way again, or a note that it has the sum; aggregate.Slots (kept.go) makes the sums from these. A worker that recovers
+// keeps the last sum of each packet in memory of the tensor until the next sum overwrites it, which exists only if all workers had
+// the last one. A contribution stays in the caller's array until its sum is whole in the tensor's memory.
 //
 // Weights on aggregators, and clocks that were set, die with their aggregator: the scheduler ends the cluster then (Stateful).
 
@@ -161,7 +160,7 @@ func (t *tensor) alike(run plan.Run) (parts []plan.Run) {
 	return parts
 }
 
-// have appends the news that this worker has the sums of a run in a round.
+// have appends a note that this worker has the sums of a run in a round.
 func (t *tensor) have(out []sending, run plan.Run, round uint64) []sending {
 	for end := run.First + run.Count; run.First < end; run.First += wire.MaxRun {
 		h := wire.Header{Kind: wire.Have, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wire.MaxRun), Round: round, Priority: urgent}
@@ -173,7 +172,7 @@ func (t *tensor) have(out []sending, run plan.Run, round uint64) []sending {
 // urgent is the priority of what other workers may wait for.
 const urgent = 1<<31 - 1
 
-// recalled sends an aggregator a sum that this worker has said that it has.
+// recalled sends an aggregator a sum of which this worker has sent it a note.
 func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 	w.step(func() (e effects) {
 		t := w.mu.byID[h.Tensor]
@@ -198,8 +197,8 @@ func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 	return err
 }
 
-// hasSum reports whether this worker has the sum of a packet in a round. A part of the next sum may have overwritten it: then all
-// workers have it, and nobody recalls it.
+// hasSum reports whether this worker has the sum of a packet in a round. A part of the next sum may have overwritten it, but then all
+// workers have it, so that no aggregator asks for it.
 func (t *tensor) hasSum(p uint32, round uint64) bool {
 	o := t.active
 	switch {
@@ -223,7 +222,7 @@ func (w *Worker) stateful(what string) {
 // Recover prepares for the deaths of other aggregators, of whose packets this one gets some. It is called before any packet arrives.
 func (a *Aggregator) Recover() { a.store.Recovers = true }
 
-// have takes a worker's news that it has sums.
+// have takes a worker's note that it has sums.
 func (a *Aggregator) have(node uint32, h *wire.Header) error {
 	err := a.slots.Have(a.rank(node), h)
 	a.recall()
