@@ -35,6 +35,8 @@ MODEL: Final = "vgg16"
 SCALE: Final = 0.02
 """Of the tensors: at 200 Mbit/s a round then takes half a second, and two cores idle most of the time."""
 RATE: Final = "200mbit"
+FAST_SCALE: Final = 0.1
+FAST_RATE: Final = "1gbit"
 SLOW_SCALE: Final = 0.004
 SLOW_RATE: Final = "40mbit"
 """With delay and loss: the forwarder that makes them needs a processor at higher rates."""
@@ -64,6 +66,7 @@ class Case:
 
 
 FALLS_AND_RISES: Final = ((10, "server:0", "50mbit"), (25, "server:0", RATE))
+FAST: Final = ((10, "server:0", "250mbit"), (25, "server:0", FAST_RATE))
 SLOWLY: Final = ((10, "server:0", "10mbit"), (25, "server:0", SLOW_RATE))
 CASES: Final = (
     Case("2x1", 2, 1),
@@ -82,6 +85,7 @@ CASES: Final = (
     Case("4x4, worker 0 to server 0 at 1/8", 4, 4, paths={"worker:0-server:0": "25mbit"}),
     Case("4x2, worker 0 to server 0 at 1/8", 4, 2, paths={"worker:0-server:0": "25mbit"}),
     Case("4x4, server 0 falls to 1/4 and rises", 4, 4, {}, FALLS_AND_RISES),
+    Case("4x4, 1 Gbit/s, the same", 4, 4, {}, FAST, rate=FAST_RATE, scale=FAST_SCALE),
     Case("4x4, 40 Mbit/s, the same", 4, 4, {}, SLOWLY, rate=SLOW_RATE, scale=SLOW_SCALE),
     Case("4x4, 40 Mbit/s, the same with 30 ms of delay", 4, 4, {}, SLOWLY, "15ms", "", SLOW_RATE, SLOW_SCALE),
     Case("4x4, 40 Mbit/s, the same with 0.1% of packets lost", 4, 4, {}, SLOWLY, "", "0.1%", SLOW_RATE, SLOW_SCALE),
