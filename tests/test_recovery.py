@@ -247,3 +247,13 @@ def test_fifo_and_recovery_contradict_each_other():
 def open_worker():
     with fptps.KVWorker() as kv:
         return kv.rank
+
+
+def test_the_setting_on_a_worker_alone_is_named(capfd):
+    def work():
+        if os.environ["DMLC_WORKER_ID"] == "1":
+            os.environ["FPTPS_RECOVERY"] = "1"
+        return open_worker()
+
+    assert fptps.LocalCluster(2, 1, 60).run(work) == [0, 1]
+    assert capfd.readouterr().err.count("FPTPS_RECOVERY=1 has no effect here: the scheduler has to run with it") == 1

@@ -273,6 +273,9 @@ func (s *Scheduler) assign(now time.Time) {
 	s.view = s.makeView()
 	s.do(Identify{ID: s.self.ID})
 	s.do(Joined{View: s.view})
+	if s.c.Recovers && !s.view.Recovers {
+		s.do(Note{Text: "FPTPS_RECOVERY=1 has no effect in a cluster of ps-lite's classes: the place of a dead node is kept for a successor (FPTPS_RECOVERY_TIMEOUT)"})
+	}
 	for _, id := range s.ids() {
 		m := s.members[id]
 		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})

@@ -215,6 +215,9 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 		t.aggregators = idsOf(view.Servers())
 		return t, nil
 	}
+	if n.config.Recovers && !view.Recovers {
+		n.log.Warn("FPTPS_RECOVERY=1 has no effect here: the scheduler has to run with it")
+	}
 	shares, err := plan.New(view.Shares())
 	if err != nil {
 		return nil, err
