@@ -104,9 +104,18 @@ func FuzzContributions(f *testing.F) {
 		}
 		f.Add(script)
 	}
+	for _, policy := range []wire.Policy{wire.Sync, wire.Ordered} { // as after the death of another aggregator
+		script = nil
+		add(wire.Header{Kind: wire.Contrib, DType: wire.Float32, Tensor: 1, Round: 5, Policy: policy}, make([]byte, 16))
+		add(wire.Header{Kind: wire.Have, Tensor: 1, Run: 3, Round: 5, Priority: 1}, nil)
+		add(wire.Header{Kind: wire.Kept, DType: wire.Float32, Tensor: 1, Round: 5, Priority: 1}, make([]byte, 16))
+		add(wire.Header{Kind: wire.Empty, DType: wire.Float32, Tensor: 1, Packet: 1, Run: 2, Round: 5, RawLen: 16, Policy: policy}, nil)
+		f.Add(script)
+	}
 	f.Fuzz(func(t *testing.T, script []byte) {
 		var sent answers
 		a := NewAggregator([]uint32{9, 11}, &sent, false, slog.New(slog.DiscardHandler))
+		a.Recover()
 		h := Handler{Self: 8, Aggregator: a}
 		for len(script) > wire.HeaderBytes {
 			node := 9 + 2*uint32(script[0]&1)
