@@ -27,6 +27,11 @@ func real() []Header {
 		{Kind: Answer, Op: AskRule, Flags: FlagRefused, Tensor: 33, Run: 1, Number: 34, RawLen: MaxReason, WireLen: MaxReason},
 		{Kind: Part, Packet: 25, Run: 1, Number: 26, Ahead: 1, Priority: 27, RawLen: 28, WireLen: 28},
 		{Kind: Probe, Run: 1, RawLen: PacketBytes, WireLen: PacketBytes, Sent: 29, Waited: 30, Queue: 31, Uplink: 32},
+		{Kind: Want, Tensor: 33, Packet: 34, Run: 35, Round: 36, Priority: 37},
+		{Kind: Have, Tensor: 38, Packet: 39, Run: MaxRun, Round: 40, Priority: 41},
+		{Kind: Recall, Tensor: 42, Packet: 43, Run: 1, Round: 44, Priority: 45},
+		{Kind: Kept, DType: Float32, Tensor: 46, Packet: 47, Run: 1, Round: 48, Priority: 49, RawLen: 52, WireLen: 52},
+		{Kind: Kept, Flags: FlagClash, DType: Int8, Tensor: 53, Run: 1, Round: 54, RawLen: 55},
 	}
 }
 
@@ -82,6 +87,7 @@ func TestEveryFlippedBitIsRefused(t *testing.T) {
 func TestInvalidHeadersAreRefused(t *testing.T) {
 	contrib, sum, empty, missing, goodbye, rated := real()[0], real()[2], real()[4], real()[5], real()[6], real()[7]
 	ask, answer, refusal, part, probe := real()[9], real()[11], real()[12], real()[13], real()[14]
+	have, kept := real()[16], real()[18]
 	for name, tc := range map[string]struct {
 		h      Header
 		change func(*Header)
@@ -117,6 +123,15 @@ func TestInvalidHeadersAreRefused(t *testing.T) {
 		"missing nobody":       {missing, func(h *Header) { h.RawLen, h.WireLen = 0, 0 }, "missing"},
 		"missing part":         {missing, func(h *Header) { h.RawLen, h.WireLen = 7, 7 }, "missing"},
 		"missing, raw":         {missing, func(h *Header) { h.RawLen = 4 }, "missing"},
+		"have, payload":        {have, func(h *Header) { h.RawLen, h.WireLen = 4, 4 }, "4 bytes"},
+		"have, dtype":          {have, func(h *Header) { h.DType = Float32 }, "about"},
+		"have, run 0":          {have, func(h *Header) { h.Run = 0 }, "0 packets"},
+		"have, run beyond":     {have, func(h *Header) { h.Run = MaxRun + 1 }, "about"},
+		"have, run over":       {have, func(h *Header) { h.Packet, h.Run = MaxTensorBytes/PacketBytes-1, 2 }, "range"},
+		"kept, run":            {kept, func(h *Header) { h.Run = 2 }, "run 2"},
+		"kept, other length":   {kept, func(h *Header) { h.WireLen = 48 }, "on the wire"},
+		"kept, rows":           {kept, func(h *Header) { h.Codec = CodecRows }, "rows"},
+		"kept ahead":           {kept, func(h *Header) { h.Ahead = 1 }, "announces"},
 		"goodbye, payload":     {goodbye, func(h *Header) { h.WireLen = 1 }, "goodbye"},
 		"ask to sum":           {ask, func(h *Header) { h.Op = OpSum }, "operation"},
 		"ask beyond":           {ask, func(h *Header) { h.Op = askEnd }, "operation"},
