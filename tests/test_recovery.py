@@ -146,6 +146,20 @@ def test_a_stopped_server_is_given_up_and_ends_when_it_wakes():
     assert server.returncode == 1
 
 
+def test_a_server_is_ended_by_a_signal():
+    with (
+        Gate() as gate,
+        fptps.LocalCluster(2, 2, 60, {"FPTPS_RECOVERY": "1"}).start(train_by_gates, gate.address) as run,
+    ):
+        gate.wait(2)
+        os.kill(run.process("server", 1).pid, signal.SIGTERM)
+        gate.open()
+        gate.wait(2)
+        gate.open()
+        assert run.results() == [0, 0]
+        assert run.process("server", 1).returncode == 128 + signal.SIGTERM
+
+
 def train_by_gates(gate):
     """In a worker: some rounds between two gates; the number of wrong sums."""
     with fptps.KVWorker() as kv:
