@@ -95,7 +95,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// News of a sum frees the contributions to its round, and a later round forgets who has it.
+// A note of a sum frees the contributions to its round, and the note is forgotten after the next round.
 func TestKeptFreesMemory(t *testing.T) {
 	for _, policy := range []wire.Policy{wire.Sync, wire.Ordered} {
 		pool := NewPool()
