@@ -212,6 +212,24 @@ func TestBuryEndsQuestions(t *testing.T) {
 	d.ended(ticket, fault.NodeLost)
 }
 
+// Two rounds of a key in one call keep their sums in the same memory.
+func TestAKeyTwiceInOneCall(t *testing.T) {
+	d := recovering(t).ready(1)
+	first, second := bytes.Repeat([]byte{7}, size), bytes.Repeat([]byte{8}, size)
+	tickets, err := d.PushPullAll([]Exchange{
+		{Key: 1, DType: wire.Uint8, Memory: first, Out: first}, {Key: 1, DType: wire.Uint8, Memory: second, Out: second},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sums(1, 1)
+	d.letGo()
+	d.ended(tickets[0], "")
+	if err := d.recall(wire.Header{Tensor: 1, Packet: 2, Round: 1}); err != nil || !bytes.Equal(d.sent[0].Data, sum(1, 1)[2*wire.PacketBytes:]) {
+		t.Errorf("the sum of round 1 is not kept: %v", err)
+	}
+}
+
 // The statistics show who sums now.
 func TestSharesAfterADeath(t *testing.T) {
 	d := recovering(t)

@@ -114,67 +114,71 @@ type Exchange struct {
 // PushPullAll contributes arrays and receives their sums, for all exchanges or, after an error, for none. The sums are not kept
 // for pulls.
 func (w *Worker) PushPullAll(list []Exchange) (tickets []*Ticket, err error) {
-	kept := make([][]byte, len(list))
-	for entered := false; !entered; {
-		lacks := make([]uint64, len(list))
-		w.step(func() (e effects) {
-			begun, lacking, failed := w.borrowAll(list, kept, lacks)
-			if entered, err = !lacking, failed; lacking {
-				return e
+	kept := w.memoryFor(list)
+	w.step(func() (e effects) {
+		begun := make([]*operation, 0, len(list))
+		for i := range list {
+			x := &list[i]
+			o := &operation{worker: w, verb: verbPushPull, source: x.Memory, op: x.Op, priority: x.Priority}
+			var t *tensor
+			if t, err = w.check(o, x.Key, x.DType, x.Out); err == nil {
+				err = w.checkClosed(t, t.newest()+1)
+			}
+			if err == nil {
+				err = w.borrow(o, x.Key, x.Out)
 			}
 			if err != nil {
-				w.mu.freed = append(w.mu.freed, kept...)
+				break
 			}
-			for _, o := range begun {
-				tickets = append(tickets, w.launch(o, &e))
-			}
-			return e
-		})
-		for i, n := range lacks {
-			if n > 0 {
-				kept[i] = allocate(n)
-			}
+			o.tensor = t
+			begun = append(begun, o)
 		}
-	}
+		if err != nil {
+			for _, o := range begun {
+				w.mu.flights.leave(o.source, o)
+				w.mu.flights.leave(o.pulls[0].memory, nil)
+			}
+			begun = nil
+		}
+		for _, o := range begun {
+			if t := o.tensor; !t.last.keepsSum() {
+				o.kept = kept[t.key]
+				delete(kept, t.key)
+			}
+			tickets = append(tickets, w.launch(o, &e))
+		}
+		for _, memory := range kept { // an error, or another push has brought some meanwhile
+			w.mu.freed = append(w.mu.freed, memory)
+		}
+		return e
+	})
 	return tickets, err
 }
 
-// borrowAll makes the operations of PushPullAll and borrows their arrays, all or none. If sums need memory of their tensors that is
-// not in kept, lacks gets its sizes, and nothing is borrowed.
-func (w *Worker) borrowAll(list []Exchange, kept [][]byte, lacks []uint64) (begun []*operation, lacking bool, err error) {
-	giveBack := func() {
-		for _, o := range begun {
-			w.mu.flights.leave(o.source, o)
-			w.mu.flights.leave(o.pulls[0].memory, nil)
-		}
+// memoryFor allocates, without the lock, the memory in which a worker that recovers keeps sums, for the keys that have none.
+func (w *Worker) memoryFor(list []Exchange) map[uint64][]byte {
+	if !w.Recovers {
+		return nil
 	}
+	kept := map[uint64][]byte{}
+	for key, n := range w.lacking(list) {
+		kept[key] = allocate(n)
+	}
+	return kept
+}
+
+// lacking returns the sizes of the tensors that have no memory for sums, and will get none from a push before. One that has it keeps it
+// while the worker recovers.
+func (w *Worker) lacking(list []Exchange) map[uint64]uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sizes := map[uint64]uint64{}
 	for i := range list {
-		x := &list[i]
-		o := &operation{worker: w, verb: verbPushPull, source: x.Memory, op: x.Op, priority: x.Priority}
-		var t *tensor
-		if t, err = w.check(o, x.Key, x.DType, x.Out); err == nil {
-			err = w.checkClosed(t, t.newest()+1)
+		if t := w.mu.byKey[list[i].Key]; t != nil && t.last != nil && t.table == nil && !t.last.keepsSum() {
+			sizes[t.key] = t.size
 		}
-		if err == nil {
-			err = w.borrow(o, x.Key, x.Out)
-		}
-		if err != nil {
-			giveBack()
-			return nil, false, err
-		}
-		o.tensor = t
-		if o.keepsSum() && !t.last.keepsSum() {
-			if o.kept = kept[i]; o.kept == nil {
-				lacks[i], lacking = t.size, true
-			}
-		}
-		begun = append(begun, o)
 	}
-	if lacking {
-		giveBack()
-		return nil, true, nil
-	}
-	return begun, false, nil
+	return sizes
 }
 
 // PushPull is PushPullAll of one exchange.
