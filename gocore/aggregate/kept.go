@@ -8,8 +8,8 @@ import (
 )
 
 // After the death of an aggregator this node may sum some of its packets. Each worker sends its contribution to the round under way
-// again, or a note that it has the sum (Have). If all contribute, the round is an ordinary one. If a worker has the sum, those that
-// contribute lack it: this node asks the worker for the sum (Recall) and passes it on (Kept).
+// again, or a note that it has the sum (Have). If all contribute, the round is an ordinary one. If one worker has the sum, this node asks it
+// for the sum (Recall, Kept) and sends that to the workers that contribute.
 
 // Recall names a sum that this node has to ask a worker for.
 type Recall struct {
@@ -37,14 +37,12 @@ func (t *Slots) Have(rank int, h *wire.Header) error {
 		if h.Round < p.complete { // this node made the sum, or knows of another worker that has it
 			continue
 		}
-		k := &kept{round: h.Round, rank: rank}
-		t.kept[id], p.complete = k, h.Round+1
+		t.kept[id], p.complete = &kept{round: h.Round, rank: rank}, h.Round+1
 		if s := p.slots[h.Round%2]; s != nil && s.round == h.Round {
-			k.owed = slices.DeleteFunc(s.from.list(t.workers, true), func(r int) bool { return r == rank })
+			for _, r := range s.from.list(t.workers, true) {
+				t.owe(id, r, h.Round)
+			}
 			t.giveUp(s)
-		}
-		if len(k.owed) > 0 {
-			t.recalls = append(t.recalls, Recall{k.rank, h.Tensor, number, k.round})
 		}
 	}
 	return nil

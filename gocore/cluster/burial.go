@@ -56,24 +56,11 @@ func (s *Scheduler) lostWith(id int) string {
 	return ""
 }
 
-// bury announces the death of a server, and goes on without it.
-func (s *Scheduler) bury(now time.Time, id int, why string, mayLive bool) {
-	m := s.members[id].Member
-	for _, other := range s.ids() {
-		if other != id || mayLive {
-			lost := lostNode(m, why, false)
-			if other != id {
-				lost.GetLost().Buried = proto.Bool(true)
-			}
-			s.send(other, lost)
-		}
-	}
-	s.do(Disconnect{ID: id, Now: !mayLive})
+// bury removes a dead server from the cluster.
+func (s *Scheduler) bury(now time.Time, id int, why string) {
 	delete(s.members, id)
 	s.buried[id] = true
-	s.suspects = slices.DeleteFunc(s.suspects, func(o suspicion) bool { return o.id == id || o.by == id })
-	s.forget(id)
-	s.view = s.makeView()
+	s.detach(id)
 	s.do(Buried{View: s.view, ID: id, Why: why})
 	if c := s.planner.bury(now, id, s.ids()); c != nil {
 		s.abort(c)
@@ -85,8 +72,8 @@ func (s *Scheduler) bury(now time.Time, id int, why string, mayLive bool) {
 	}
 }
 
-// bury divides the share of a dead node among the others, as the workers do. It returns the change that was being introduced,
-// which has to be withdrawn: it may give the dead node a share.
+// bury divides the share of a dead node among the others, as the workers do. A change that is being introduced may give that node a
+// share: bury returns it, and the caller withdraws it.
 func (p *planner) bury(now time.Time, id int, others []int) (withdrawn *change) {
 	if !p.active {
 		return nil

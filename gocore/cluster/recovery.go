@@ -27,10 +27,7 @@ func (s *Scheduler) mayRecover(id int) bool {
 func (s *Scheduler) vacate(now time.Time, id int, why string) {
 	m := s.members[id]
 	m.Vacant, m.died, m.why = true, now, why
-	s.suspects = slices.DeleteFunc(s.suspects, func(o suspicion) bool { return o.id == id || o.by == id })
-	s.forget(id)
-	s.acks.forget(id)
-	s.view = s.makeView()
+	s.detach(id)
 	s.do(Vacated{View: s.view, ID: id, Why: why})
 	i := slices.IndexFunc(s.applicants, func(a Member) bool { return a.Role == m.Role })
 	if i >= 0 {
@@ -38,6 +35,14 @@ func (s *Scheduler) vacate(now time.Time, id int, why string) {
 		s.applicants = slices.Delete(s.applicants, i, i+1)
 		s.recover(now, next)
 	}
+}
+
+// detach removes what a dead node leaves behind: suspicions, arrivals at barriers, signatures. Its member has been changed or removed.
+func (s *Scheduler) detach(id int) {
+	s.suspects = slices.DeleteFunc(s.suspects, func(o suspicion) bool { return o.id == id || o.by == id })
+	s.forget(id)
+	s.acks.forget(id)
+	s.view = s.makeView()
 }
 
 // vacancy returns the place of a role that has been vacant for longest; nil if none is.

@@ -314,21 +314,26 @@ func (s *Scheduler) tickSuspects(now time.Time) {
 // verdict declares a node dead. The cluster ends, goes on, or waits for a successor. A node that may still live (mayLive) receives
 // its own verdict too.
 func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
-	if s.goesOnWithout(id) {
-		s.bury(now, id, why, mayLive)
-		return
-	}
+	goesOn := s.goesOnWithout(id)
 	if what := s.lostWith(id); what != "" {
 		why += ". " + what
 	}
 	vacant := s.mayRecover(id)
 	for _, other := range s.ids() {
 		if other != id || mayLive {
-			s.sendOwn(other, lostNode(s.members[id].Member, why, vacant))
+			lost := lostNode(s.members[id].Member, why, vacant)
+			if goesOn && other != id {
+				lost.GetLost().Buried = proto.Bool(true)
+			}
+			s.sendOwn(other, lost)
 		}
 	}
 	s.do(Disconnect{ID: id, Now: !mayLive})
-	if vacant {
+	switch {
+	case goesOn:
+		s.bury(now, id, why)
+		return
+	case vacant:
 		s.vacate(now, id, why)
 		return
 	}

@@ -32,8 +32,9 @@ func (w *Worker) Bury(node uint32) {
 		if w.mu.failed != nil {
 			return e
 		}
-		d := death{node: node, heirs: slices.DeleteFunc(slices.Clone(w.Aggregators), w.isDead)}
-		d.heirs = slices.DeleteFunc(d.heirs, func(other uint32) bool { return other == node })
+		d := death{node: node, heirs: slices.DeleteFunc(slices.Clone(w.Aggregators), func(other uint32) bool {
+			return other == node || w.isDead(other)
+		})}
 		w.mu.deaths = append(w.mu.deaths, d)
 		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
@@ -118,11 +119,11 @@ func (t *tensor) lostValue() error {
 // sendAgain returns what heirs need to know of the tensor: of the round under way contributions, and sums that this worker has. Runs
 // are the heirs' ones of this round, before those of the round before, of which another worker may still lack sums.
 func (t *tensor) sendAgain(runs, before []plan.Run) (out []sending) {
-	o := t.active
+	o := t.inRound()
 	switch {
 	case t.next == 0: // no round has begun
 		return nil
-	case o == nil || o.verb == verbFetch:
+	case o == nil:
 		for _, run := range runs {
 			out = t.have(out, run, t.round)
 		}
@@ -145,6 +146,14 @@ func (t *tensor) sendAgain(runs, before []plan.Run) (out []sending) {
 		}
 	}
 	return out
+}
+
+// inRound returns the operation whose round is under way, nil if the last round is whole.
+func (t *tensor) inRound() *operation {
+	if t.active != nil && t.active.verb == verbFetch { // which is no round
+		return nil
+	}
+	return t.active
 }
 
 // alike divides a run of the round under way into runs of packets of which all sums are here, or none.
@@ -200,13 +209,11 @@ func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 // hasSum reports whether this worker has the sum of a packet in a round. A part of the next sum may have overwritten it, but then all
 // workers have it, so that no aggregator asks for it.
 func (t *tensor) hasSum(p uint32, round uint64) bool {
-	o := t.active
+	o := t.inRound()
 	switch {
 	case t.table != nil || t.next == 0 || round > 0 && t.kept == nil:
 		return false
-	case o == nil || o.verb == verbFetch:
-		return round == t.round
-	case o.has(p):
+	case o == nil || o.has(p):
 		return round == t.round
 	}
 	return round+1 == t.round
@@ -222,7 +229,7 @@ func (w *Worker) stateful(what string) {
 // Recover prepares for the deaths of other aggregators, of whose packets this one gets some. It is called before any packet arrives.
 func (a *Aggregator) Recover() { a.store.Recovers = true }
 
-// have takes a worker's note that it has sums.
+// have takes a worker's note about the sums that it has.
 func (a *Aggregator) have(node uint32, h *wire.Header) error {
 	err := a.slots.Have(a.rank(node), h)
 	a.recall()
