@@ -114,6 +114,9 @@ const (
 	unknown // no ticket has the number, or its end was noted
 )
 
+// stateBits are those of Wait's result that are the state. Of a ticket that has succeeded the others are its epoch.
+const stateBits = 8
+
 // Wait waits at most ms milliseconds for a ticket, and returns its state.
 func Wait(h, ticket, ms int64) (state int64, err error) {
 	defer encodeError(&err)
@@ -129,7 +132,7 @@ func Wait(h, ticket, ms int64) (state int64, err error) {
 	case err != nil:
 		return broken, nil
 	case done:
-		return succeeded, nil
+		return succeeded | int64(waited.Epoch())<<stateBits, nil
 	}
 	return underWay, nil
 }
@@ -243,6 +246,16 @@ func Info(h int64) (info string, err error) {
 		return "", err
 	}
 	return marshal(found.node.Info())
+}
+
+// Absent returns the ranks of the workers that have died, in order, as JSON. In epoch n of a ticket the first n are missing.
+func Absent(h int64) (ranks string, err error) {
+	defer encodeError(&err)
+	found, err := find(h)
+	if err != nil {
+		return "", err
+	}
+	return marshal(found.node.Absent())
 }
 
 // Stats returns the counters of a node, as JSON.

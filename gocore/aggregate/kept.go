@@ -16,11 +16,13 @@ type Recall struct {
 	Rank           int // of the worker
 	Tensor, Packet uint32
 	Round          uint64
+	Epoch          uint16
 }
 
 // kept is the newest sum of a packet that a worker is known to have.
 type kept struct {
 	round uint64
+	epoch uint16
 	rank  int   // of the worker
 	owed  []int // ranks of the workers for which it was recalled
 }
@@ -28,24 +30,47 @@ type kept struct {
 // Have records that worker rank has the sums of h.Run packets of h.Round. Recalls then lists those that other workers lack.
 func (t *Slots) Have(rank int, h *wire.Header) error {
 	t.forgetLast()
-	if rank < 0 || rank >= t.workers {
-		return fmt.Errorf("rank %d has sums, in a cluster of %d workers", rank, t.workers)
+	now := t.members.now.Load()
+	if err := now.check(rank, h.Epoch); err != nil {
+		return fmt.Errorf("a note about sums: %w", err)
 	}
 	for number := h.Packet; number < h.Packet+h.Run; number++ {
 		id := packetID{h.Tensor, number}
 		p := t.packet(id)
-		if h.Round < p.complete { // this node made the sum, or knows of another worker that has it
+		s := p.slots[h.Round%2]
+		switch {
+		case h.Round < p.complete: // this node made the sum, or knows of another worker that has it
+			t.inherit(id, rank, h, now)
+			continue
+		case s != nil && s.round == h.Round && h.Epoch < s.epoch: // the workers repeat the round
 			continue
 		}
-		t.kept[id], p.complete = &kept{round: h.Round, rank: rank}, h.Round+1
-		if s := p.slots[h.Round%2]; s != nil && s.round == h.Round {
-			for _, r := range s.from.list(t.workers, true) {
+		t.kept[id] = &kept{round: h.Round, epoch: h.Epoch, rank: rank}
+		p.complete, p.epoch = h.Round+1, h.Epoch
+		if s != nil && s.round == h.Round {
+			for _, r := range s.from.list(now.ranks, true) {
 				t.owe(id, r, h.Round)
 			}
 			t.giveUp(s)
 		}
 	}
 	return nil
+}
+
+// inherit has another worker keep a sum whose worker is dead.
+func (t *Slots) inherit(id packetID, rank int, h *wire.Header, now *members) {
+	k := t.kept[id]
+	if k == nil || k.round != h.Round || k.epoch != h.Epoch || !now.gone[k.rank] {
+		return
+	}
+	k.rank = rank
+	if len(k.owed) > 0 {
+		t.recalls = append(t.recalls, k.recall(id))
+	}
+}
+
+func (k *kept) recall(id packetID) Recall {
+	return Recall{k.rank, id.tensor, id.packet, k.round, k.epoch}
 }
 
 // owe records that a worker contributes to a round of which another worker has the sum.
@@ -55,7 +80,7 @@ func (t *Slots) owe(id packetID, rank int, round uint64) {
 		return
 	}
 	if k.owed = append(k.owed, rank); len(k.owed) == 1 {
-		t.recalls = append(t.recalls, Recall{k.rank, id.tensor, id.packet, round})
+		t.recalls = append(t.recalls, k.recall(id))
 	}
 }
 
@@ -65,7 +90,7 @@ func (t *Slots) Recalls() []Recall { return t.recalls }
 // Kept takes the sum h, which worker rank was asked for, and returns the ranks of the workers that wait for it.
 func (t *Slots) Kept(rank int, h *wire.Header) (owed []int) {
 	k := t.kept[packetID{h.Tensor, h.Packet}]
-	if k == nil || k.round != h.Round || k.rank != rank {
+	if k == nil || k.round != h.Round || k.epoch != h.Epoch || k.rank != rank {
 		return nil
 	}
 	owed, k.owed = k.owed, nil

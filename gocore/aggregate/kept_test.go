@@ -34,7 +34,7 @@ func TestKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := NewPool()
-			slots := NewSlots(3, pool, time.Time{})
+			slots := NewSlots(NewMembers(3), pool, time.Time{})
 			got := ""
 			note := func(format string, a ...any) {
 				if got != "" {
@@ -99,7 +99,7 @@ func TestKept(t *testing.T) {
 func TestKeptFreesMemory(t *testing.T) {
 	for _, policy := range []wire.Policy{wire.Sync, wire.Ordered} {
 		pool := NewPool()
-		slots := NewSlots(3, pool, time.Time{})
+		slots := NewSlots(NewMembers(3), pool, time.Time{})
 		for _, rank := range []int{2, 1} {
 			b := pool.Get(4 * ints)
 			h := contribution(3, 1, 5)
@@ -127,7 +127,7 @@ func TestKeptFreesMemory(t *testing.T) {
 }
 
 func TestHaveOfAStranger(t *testing.T) {
-	slots := NewSlots(3, NewPool(), time.Time{})
+	slots := NewSlots(NewMembers(3), NewPool(), time.Time{})
 	for _, rank := range []int{-1, 3} {
 		if err := slots.Have(rank, have(0, 1, 5)); err == nil {
 			t.Errorf("rank %d has sums", rank)

@@ -16,7 +16,7 @@ import (
 func TestLentContributions(t *testing.T) {
 	for _, dtype := range []wire.DType{wire.Uint32, wire.BFloat16} {
 		pool := NewPool()
-		slots := NewSlots(3, pool, time.Time{})
+		slots := NewSlots(NewMembers(3), pool, time.Time{})
 		elements := func(n int) []byte {
 			if dtype == wire.BFloat16 {
 				b := make([]byte, 2)
@@ -94,7 +94,7 @@ func TestLentContributions(t *testing.T) {
 // TestZerosOfRoundZero: an initial value of zeros takes no buffer, and one that is almost zeros does.
 func TestZerosOfRoundZero(t *testing.T) {
 	pool := NewPool()
-	slots := NewSlots(1, pool, time.Time{})
+	slots := NewSlots(NewMembers(1), pool, time.Time{})
 	for at := range 4 * ints {
 		h := contribution(0, uint32(at), 0)
 		payload := make([]byte, 4*ints)
@@ -127,7 +127,7 @@ func heapBytes() int {
 // TestMemoryOfAPacket: what lasts between rounds is small beside the packet's elements, also after one worker was far ahead.
 func TestMemoryOfAPacket(t *testing.T) {
 	const packets = 20_000
-	slots := NewSlots(2, NewPool(), time.Time{})
+	slots := NewSlots(NewMembers(2), NewPool(), time.Time{})
 	before := heapBytes()
 	run := &wire.Header{Kind: wire.Empty, DType: wire.Float32, Run: packets, RawLen: wire.PacketBytes}
 	for rank := range 2 {

@@ -40,14 +40,15 @@ func (t *Slots) hold(s *slot, rank int, h *wire.Header, payload []byte, owned *B
 
 // addInOrder adds the held contributions whose predecessors have all contributed.
 func (t *Slots) addInOrder(s *slot) {
-	for s.prefix < t.workers && s.from.has(s.prefix) {
+	now := t.members.now.Load()
+	for s.prefix < now.ranks && (s.from.has(s.prefix) || !now.in(s.prefix, s.epoch)) {
 		s.prefix++
 	}
 	n := 0
 	for n < len(s.held) && s.held[n].rank < s.prefix {
 		n++
 	}
-	if n == 1 && s.acc == nil && s.held[0].owned == nil && s.count < t.workers {
+	if n == 1 && s.acc == nil && s.held[0].owned == nil && s.count < s.workers {
 		return // it stays in the sender's memory until there is another one to add
 	}
 	for i := range s.held[:n] {

@@ -225,7 +225,7 @@ func TestOrderedSums(t *testing.T) {
 				rng := rand.New(rand.NewPCG(uint64(d), 5))
 				for range 40 {
 					workers := 1 + rng.IntN(6)
-					slots := NewSlots(workers, NewPool(), time.Time{})
+					slots := NewSlots(NewMembers(workers), NewPool(), time.Time{})
 					for round := range uint64(3) {
 						all := offers(rng, d, rows, workers, round)
 						if want, got := wanted(all), playRound(t, rng, slots, all); !bytes.Equal(got, want) {
@@ -260,7 +260,7 @@ func TestSumsAreNotOrderedByThemselves(t *testing.T) {
 		rng := rand.New(rand.NewPCG(uint64(d), 6))
 		differ := 0
 		for range 40 {
-			slots := NewSlots(5, NewPool(), time.Time{})
+			slots := NewSlots(NewMembers(5), NewPool(), time.Time{})
 			all := offers(rng, d, false, 5, 1)
 			for i := range all {
 				all[i].header.Policy = wire.Sync
@@ -288,7 +288,7 @@ func TestHeldBuffers(t *testing.T) {
 		{wire.Float16, true, [4]int{1, 2, 3, 1}},
 		{wire.Int32, true, [4]int{1, 1, 1, 1}},
 	} {
-		slots := NewSlots(4, NewPool(), time.Time{})
+		slots := NewSlots(NewMembers(4), NewPool(), time.Time{})
 		for i, rank := range []int{2, 1, 3, 0} {
 			size := uint32(c.dtype.Size())
 			h := wire.Header{Kind: wire.Contrib, DType: c.dtype, Run: 1, Round: 1, RawLen: size, WireLen: size, Policy: wire.Ordered}
@@ -306,7 +306,7 @@ func TestHeldBuffers(t *testing.T) {
 // TestNoAllocationPerOrderedPacket: the slots' lists of held contributions are used again.
 func TestNoAllocationPerOrderedPacket(t *testing.T) {
 	pool := NewPool()
-	slots := NewSlots(3, pool, time.Time{})
+	slots := NewSlots(NewMembers(3), pool, time.Time{})
 	h := wire.Header{Kind: wire.Contrib, DType: wire.Float32, Run: 1, RawLen: 4, WireLen: 4, Policy: wire.Ordered}
 	if n := testing.AllocsPerRun(1000, func() {
 		h.Round++

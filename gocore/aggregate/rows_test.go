@@ -32,7 +32,7 @@ func TestSumsOfRows(t *testing.T) {
 	for range 300 {
 		workers, row := 1+rng.IntN(4), 4*(1+rng.IntN(20))
 		pool := NewPool()
-		slots := NewSlots(workers, pool, time.Time{})
+		slots := NewSlots(NewMembers(workers), pool, time.Time{})
 		per := wire.RowsPerPacket(row)
 		for round := range uint64(4) {
 			want := map[int]int32{}
@@ -106,7 +106,7 @@ func TestSumsOfRows(t *testing.T) {
 // TestRowsOfSumsThatOneCallCompletes: each sum of a run that an Empty completes has the rows of its own packet, also where
 // the packet after it begins its round in the same call.
 func TestRowsOfSumsThatOneCallCompletes(t *testing.T) {
-	slots := NewSlots(2, NewPool(), time.Time{})
+	slots := NewSlots(NewMembers(2), NewPool(), time.Time{})
 	for round := range uint64(3) {
 		for packet := uint32(0); packet < 8; packet += 2 {
 			h, payload := someRows(round+1, 8, 1, []int{int(packet) + 1})
@@ -139,7 +139,7 @@ func TestRowsOfSumsThatOneCallCompletes(t *testing.T) {
 
 // A whole packet, without numbers, and single rows of another worker.
 func TestWholePacketAndRows(t *testing.T) {
-	slots := NewSlots(2, NewPool(), time.Time{})
+	slots := NewSlots(NewMembers(2), NewPool(), time.Time{})
 	h, payload := someRows(0, 8, 1, []int{0, 1, 2})
 	h.WireLen = h.RawLen
 	if _, _, err := slots.Add(0, &h, payload[:h.RawLen], nil); err != nil {
@@ -172,7 +172,7 @@ func TestRowsThatDoNotFitAreRefused(t *testing.T) {
 		},
 	} {
 		for _, policy := range []wire.Policy{wire.Sync, wire.Ordered} { // ordered ones wait for rank 0, but are refused at once
-			slots := NewSlots(3, NewPool(), time.Time{})
+			slots := NewSlots(NewMembers(3), NewPool(), time.Time{})
 			h, payload := someRows(1, 8, 1, []int{0, 1})
 			h.DType, h.Policy = wire.Float32, policy
 			if _, _, err := slots.Add(1, &h, payload, nil); err != nil {

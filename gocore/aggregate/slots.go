@@ -7,6 +7,9 @@
 // contributed to r+1, so every worker has all of round r. A slot is there from the first
 // contribution to the last; of a complete round only the number stays. The send loop may still
 // read the sum then: buffers are counted, and the next round takes another one.
+//
+// After the death of a worker (Members) the others may repeat rounds, in a new epoch: a contribution of a later epoch discards what
+// this node has of the round, which may even have been complete here.
 package aggregate
 
 import (
@@ -36,7 +39,7 @@ var ErrStale = errors.New("contribution to a round that is complete")
 
 // Slots holds the slots of one aggregator. It is not safe for concurrent use.
 type Slots struct {
-	workers int
+	members *Members
 	pool    *Pool
 	packets map[packetID]*packet
 	open    slot    // head of the ring of slots in use, by due; see stall.go
@@ -63,13 +66,16 @@ type packetID struct {
 type packet struct {
 	slots    [2]*slot // of the rounds under way, at the round's number modulo 2; nil: none
 	complete uint64   // rounds with lower numbers are complete
+	epoch    uint16   // of the last one of these
 }
 
 // slot is one round of one packet, from the first contribution to the last. It is in the ring Slots.open.
 type slot struct {
 	round    uint64
+	epoch    uint16
 	from     ranks   // that have contributed
 	count    int     // of them
+	workers  int     // of the epoch
 	acc      *Buffer // the sum so far but for lent, nil while it is all zeros
 	lent     []byte  // the elements of a contribution that is added once there is an accumulator; nil: none
 	op       wire.Op
@@ -96,10 +102,9 @@ type slot struct {
 	rated  bool
 }
 
-// NewSlots makes the slots of an aggregator for a number of workers. now is the
-// time until the first Tick.
-func NewSlots(workers int, pool *Pool, now time.Time) *Slots {
-	t := &Slots{workers: workers, pool: pool, packets: map[packetID]*packet{}, kept: map[packetID]*kept{}, now: now}
+// NewSlots makes the slots of an aggregator. now is the time until the first Tick.
+func NewSlots(members *Members, pool *Pool, now time.Time) *Slots {
+	t := &Slots{members: members, pool: pool, packets: map[packetID]*packet{}, kept: map[packetID]*kept{}, now: now}
 	t.open.prev, t.open.next = &t.open, &t.open
 	return t
 }
@@ -158,7 +163,7 @@ func (t *Slots) take(s *slot, h *wire.Header, payload []byte, owned *Buffer) (ke
 	case h.Codec == wire.CodecRows:
 		return false, t.addRows(s, h, payload)
 	case isInitialZeros(h, payload):
-	case s.acc == nil && owned == nil && s.lent == nil && h.Round > 0 && s.count+1 < t.workers:
+	case s.acc == nil && owned == nil && s.lent == nil && h.Round > 0 && s.count+1 < s.workers:
 		s.lent = payload
 	default:
 		kept = t.add(s, payload, owned)
@@ -235,18 +240,20 @@ func (t *Slots) AddEmpty(rank int, h *wire.Header, sums []Sum) ([]Sum, error) {
 // slot finds the slot of a packet for h's round, and begins the round if this is the first
 // contribution. It returns nil if rank has contributed already.
 func (t *Slots) slot(rank int, h *wire.Header, number, raw uint32) (*slot, error) {
-	if rank < 0 || rank >= t.workers {
-		return nil, fmt.Errorf("a contribution of rank %d in a cluster of %d workers", rank, t.workers)
+	now := t.members.now.Load()
+	if err := now.check(rank, h.Epoch); err != nil {
+		return nil, err
 	}
 	id := packetID{h.Tensor, number}
 	p := t.packet(id)
+	t.discard(id, p, h)
 	s := p.slots[h.Round%2]
 	switch {
-	case h.Round < p.complete || s != nil && h.Round < s.round:
+	case h.Round < p.complete || s != nil && (h.Round < s.round || h.Epoch < s.epoch):
 		t.owe(id, rank, h.Round)
 		return nil, ErrStale
 	case s == nil:
-		s = t.begin(p, h, raw)
+		s = t.begin(p, h, raw, now)
 	case h.Round > s.round:
 		return nil, fmt.Errorf("tensor %d packet %d: round %d arrives before round %d is complete", h.Tensor, number, h.Round, s.round)
 	case s.from.has(rank):
@@ -260,6 +267,18 @@ func (t *Slots) slot(rank int, h *wire.Header, number, raw uint32) (*slot, error
 			h.Tensor, number, raw, h.DType, h.Codec, h.Policy, s.raw, s.dtype, s.codec, s.policy)
 	}
 	return s, nil
+}
+
+// discard discards what is here of an earlier epoch, if it is of h's round or of later ones: the workers repeat them. An earlier round that is
+// still open here has ended at another aggregator: a dead worker had begun it under an earlier plan.
+func (t *Slots) discard(id packetID, p *packet, h *wire.Header) {
+	if h.Round < p.complete && h.Epoch > p.epoch {
+		p.complete = h.Round
+		delete(t.kept, id)
+	}
+	if s := p.slots[h.Round%2]; s != nil && h.Epoch > s.epoch {
+		t.giveUp(s)
+	}
 }
 
 // packet finds or makes what lasts of a packet.
@@ -289,15 +308,15 @@ func (t *Slots) recycle(s *slot) {
 }
 
 // begin makes p's slot for h's round.
-func (t *Slots) begin(p *packet, h *wire.Header, raw uint32) *slot {
+func (t *Slots) begin(p *packet, h *wire.Header, raw uint32, now *members) *slot {
 	if len(t.free) == 0 {
-		t.free = append(t.free, &slot{from: newRanks(t.workers)})
+		t.free = append(t.free, &slot{from: newRanks(now.ranks)})
 	}
 	last := len(t.free) - 1
 	s := t.free[last]
 	t.free = t.free[:last]
 	*s = slot{
-		round: h.Round, from: s.from.cleared(), priority: h.Priority, of: p, tensor: h.Tensor,
+		round: h.Round, epoch: h.Epoch, workers: now.size(h.Epoch), from: s.from.cleared(), priority: h.Priority, of: p, tensor: h.Tensor,
 		dtype: h.DType, raw: raw, codec: h.Codec, rows: s.rows.cleared(), policy: h.Policy, plan: h.Plan,
 		ordered: h.Policy == wire.Ordered && reduce.OrderMatters(h.DType), held: s.held,
 	}
@@ -317,12 +336,12 @@ func (t *Slots) count(s *slot, rank int, h *wire.Header, number uint32) (Sum, bo
 	if s.ordered {
 		t.addInOrder(s)
 	}
-	if s.count < t.workers {
+	if s.count < s.workers {
 		return Sum{}, false
 	}
 	t.addLent(s)
 	s.unwatch()
-	s.of.complete, s.of.slots[s.round%2] = s.round+1, nil
+	s.of.complete, s.of.epoch, s.of.slots[s.round%2] = s.round+1, s.epoch, nil
 	delete(t.kept, packetID{s.tensor, number}) // all workers have the sum of the round before
 	if s.codec == wire.CodecRows {
 		t.ended = append(t.ended, s)
@@ -330,7 +349,7 @@ func (t *Slots) count(s *slot, rank int, h *wire.Header, number uint32) (Sum, bo
 		t.recycle(s)
 	}
 	sum := Sum{Header: wire.Header{
-		Kind: wire.Sum, DType: s.dtype, Op: s.op, Codec: s.codec, Tensor: h.Tensor, Packet: number, Run: 1, Round: s.round,
+		Kind: wire.Sum, DType: s.dtype, Op: s.op, Codec: s.codec, Tensor: h.Tensor, Packet: number, Run: 1, Round: s.round, Epoch: s.epoch,
 		Priority: s.priority, Contributors: uint16(s.count), RawLen: s.raw,
 	}, Policy: s.policy.Applied(), Plan: s.plan, LearningRate: s.rate, Rated: s.rated, Rows: s.rows}
 	acc := s.acc

@@ -39,7 +39,7 @@ func TestAgainstSimpleSums(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		workers := 1 + rng.IntN(70)
 		pool := NewPool()
-		slots := NewSlots(workers, pool, time.Time{})
+		slots := NewSlots(NewMembers(workers), pool, time.Time{})
 		type cell struct {
 			tensor uint32
 			round  uint64
@@ -122,7 +122,7 @@ func check(t *testing.T, sum Sum, workers int, tensor, packet uint32, round uint
 
 func TestEmptyContributions(t *testing.T) {
 	pool := NewPool()
-	slots := NewSlots(2, pool, time.Time{})
+	slots := NewSlots(NewMembers(2), pool, time.Time{})
 	run := &wire.Header{Kind: wire.Empty, DType: wire.Uint32, Packet: 3, Run: 3, Round: 1, RawLen: 4 * ints}
 	sums, err := slots.AddEmpty(1, run, nil)
 	if err != nil || len(sums) != 0 {
@@ -148,7 +148,7 @@ func TestEmptyContributions(t *testing.T) {
 func TestMeanDividesOnce(t *testing.T) {
 	for _, dtype := range []wire.DType{wire.Float32, wire.BFloat16} {
 		pool := NewPool()
-		slots := NewSlots(4, pool, time.Time{})
+		slots := NewSlots(NewMembers(4), pool, time.Time{})
 		for rank := range 4 {
 			payload := binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(rank)))
 			if dtype == wire.BFloat16 {
@@ -198,7 +198,7 @@ func TestBrokenContributionsChangeNothing(t *testing.T) {
 		"twice":                               {0, contribution(0, 0, 1), func(err error) bool { return err == nil }},
 	} {
 		pool := NewPool()
-		slots := NewSlots(2, pool, time.Time{})
+		slots := NewSlots(NewMembers(2), pool, time.Time{})
 		if _, _, err := slots.Add(0, contribution(0, 0, 1), values(0, 0, 0, 1), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +218,7 @@ func TestBrokenContributionsChangeNothing(t *testing.T) {
 			t.Errorf("%s: %d buffers lent", name, pool.Lent())
 		}
 	}
-	slots := NewSlots(1, NewPool(), time.Time{})
+	slots := NewSlots(NewMembers(1), NewPool(), time.Time{})
 	for _, round := range []uint64{0, 1, 2} {
 		if _, done, err := slots.Add(0, contribution(0, 0, round), values(0, 0, 0, round), nil); !done || err != nil {
 			t.Fatal(err)
@@ -231,7 +231,7 @@ func TestBrokenContributionsChangeNothing(t *testing.T) {
 
 func TestDifferentOperationsGiveNoSum(t *testing.T) {
 	pool := NewPool()
-	slots := NewSlots(2, pool, time.Time{})
+	slots := NewSlots(NewMembers(2), pool, time.Time{})
 	h := contribution(0, 0, 1)
 	h.DType = wire.Float32
 	if _, _, err := slots.Add(0, h, values(0, 0, 0, 1), nil); err != nil {
@@ -249,7 +249,7 @@ func TestDifferentOperationsGiveNoSum(t *testing.T) {
 
 func TestStallsNameMissingWorkers(t *testing.T) {
 	start := time.Unix(1000, 0)
-	slots := NewSlots(3, NewPool(), start)
+	slots := NewSlots(NewMembers(3), NewPool(), start)
 	for _, c := range []struct {
 		rank   int
 		packet uint32
@@ -277,7 +277,7 @@ func TestStallsNameMissingWorkers(t *testing.T) {
 func TestTickIsBounded(t *testing.T) {
 	const tensors = 3*maxLooks - 7
 	start := time.Unix(1000, 0)
-	slots := NewSlots(2, NewPool(), start)
+	slots := NewSlots(NewMembers(2), NewPool(), start)
 	for tensor := range uint32(tensors) {
 		if _, _, err := slots.Add(1, contribution(tensor, 0, 4), values(1, tensor, 0, 4), nil); err != nil {
 			t.Fatal(err)
@@ -311,7 +311,7 @@ func TestTickIsBounded(t *testing.T) {
 
 func TestNoAllocationPerPacket(t *testing.T) {
 	pool := NewPool()
-	slots := NewSlots(2, pool, time.Time{})
+	slots := NewSlots(NewMembers(2), pool, time.Time{})
 	round := uint64(0)
 	payload := values(0, 0, 0, 0)
 	h := contribution(0, 0, 0)
@@ -345,7 +345,7 @@ func TestReleaseTooOftenPanics(t *testing.T) {
 // The sum carries the policy and the learning rate of the contributions; contributions with different policies are refused.
 func TestPolicyAndLearningRate(t *testing.T) {
 	pool := NewPool()
-	slots := NewSlots(3, pool, time.Time{})
+	slots := NewSlots(NewMembers(3), pool, time.Time{})
 	add := func(rank int, change func(h *wire.Header)) (Sum, bool, error) {
 		h := contribution(4, 5, 0)
 		h.Policy = wire.Bounded(2)

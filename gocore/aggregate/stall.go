@@ -37,7 +37,7 @@ func (s *slot) unwatch() {
 
 // Tick sets the time; the caller calls it about once a second. It returns the rounds with packets that have waited for
 // StallAfter since their first contribution, or since a Tick last inspected them. It inspects maxLooks packets at most,
-// the longest overdue first.
+// the longest overdue first. It gives up those to which only dead workers have contributed.
 func (t *Slots) Tick(now time.Time) []Stall {
 	t.now = now
 	type round struct {
@@ -45,15 +45,20 @@ func (t *Slots) Tick(now time.Time) []Stall {
 		round  uint64
 	}
 	type sets struct{ all, any ranks }
+	workers := t.members.now.Load()
 	found := map[round]sets{}
 	for looks := 0; looks < maxLooks && t.open.next != &t.open && !now.Before(t.open.next.due); looks++ {
 		s := t.open.next
+		if workers.allGone(s.from) { // they were ahead of the others, who repeat the round, perhaps under another plan
+			t.giveUp(s)
+			continue
+		}
 		s.unwatch()
 		t.watch(s)
 		id := round{s.tensor, s.round}
 		f, known := found[id]
 		if !known {
-			f = sets{slices.Clone(s.from), newRanks(t.workers)}
+			f = sets{slices.Clone(s.from), newRanks(workers.ranks)}
 			found[id] = f
 		}
 		f.any.union(s.from)
@@ -63,7 +68,10 @@ func (t *Slots) Tick(now time.Time) []Stall {
 	}
 	var stalls []Stall
 	for id, f := range found {
-		stalls = append(stalls, Stall{id.tensor, id.round, f.all.list(t.workers, false), f.any.list(t.workers, true)})
+		missing := slices.DeleteFunc(f.all.list(workers.ranks, false), func(rank int) bool { return workers.gone[rank] })
+		if len(missing) > 0 { // else the round waits for dead ones, until it is repeated
+			stalls = append(stalls, Stall{id.tensor, id.round, missing, f.any.list(workers.ranks, true)})
+		}
 	}
 	slices.SortFunc(stalls, func(a, b Stall) int {
 		return cmp.Or(cmp.Compare(a.Tensor, b.Tensor), cmp.Compare(a.Round, b.Round))

@@ -71,7 +71,7 @@ type Vacated struct {
 	Why  string
 }
 
-// Buried reports that a server is dead, and that the cluster goes on without it.
+// Buried reports that a node is dead, and that the cluster goes on without it.
 type Buried struct {
 	View View
 	ID   int

@@ -12,13 +12,30 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// With FPTPS_RECOVERY=1 the death of a server does not end a training: the scheduler's verdict says that the cluster goes on
+// With FPTPS_RECOVERY=1 the death of a server or a worker does not end a training: the scheduler's verdict says that the cluster goes on
 // without it, and each worker divides its packets among the nodes that are left (kv.Worker.Bury). That is possible as long as
-// servers have nothing that no worker has.
+// aggregators have nothing that no worker has. After the death of a worker the others have to agree on rounds: see settling.go.
 
 // goesOnWithout reports whether a cluster goes on after the death of a node.
 func (s *Scheduler) goesOnWithout(id int) bool {
-	return s.view.Recovers && s.finals > 0 && s.members[id].Role == RoleServer && s.kept() == ""
+	return s.view.Recovers && s.finals > 0 && s.lacks(id) == ""
+}
+
+// lacks says what a cluster that recovers would lack without a node; "" if nothing.
+func (s *Scheduler) lacks(id int) string {
+	worker, kept := s.members[id].Role == RoleWorker, s.kept()
+	left := len(s.view.Workers()) - 1
+	switch {
+	case worker && left == 0:
+		return "It was the last worker"
+	case worker && left < s.c.MinWorkers:
+		return fmt.Sprintf("It leaves %s, and FPTPS_MIN_WORKERS=%d", count(left, "worker"), s.c.MinWorkers)
+	case kept == "":
+		return ""
+	case worker:
+		return "The rounds that it had begun cannot be repeated without it, as the aggregators keep " + kept
+	}
+	return "Nobody else has its part of " + kept
 }
 
 // kept names what the aggregators keep and no worker has; "" if there is nothing.
@@ -48,20 +65,18 @@ func (l *ledger) stateful() string {
 	return fmt.Sprintf("the %v values of %s", a.Policy.Applied(), wire.KeyText(key, a.Name))
 }
 
-// lostWith says why a cluster that recovers cannot go on without a server; "" if it does not recover anyway.
-func (s *Scheduler) lostWith(id int) string {
-	if kept := s.kept(); s.view.Recovers && s.members[id].Role == RoleServer && kept != "" {
-		return "Nobody else has its part of " + kept
-	}
-	return ""
-}
-
-// bury removes a dead server from the cluster.
+// bury removes a dead node from the cluster.
 func (s *Scheduler) bury(now time.Time, id int, why string) {
+	rank := wire.RankOfWorker(id)
 	delete(s.members, id)
 	s.buried[id] = true
 	s.detach(id)
 	s.do(Buried{View: s.view, ID: id, Why: why})
+	if rank >= 0 {
+		s.beginSettlement(now)
+		s.answer(s.ledger.bury(rank))
+	}
+	s.settle()
 	if c := s.planner.bury(now, id, s.ids()); c != nil {
 		s.abort(c)
 	}
@@ -110,15 +125,16 @@ func heirs(shares []plan.Share, dead uint32, others []int) []plan.Share {
 	return list
 }
 
-// buried handles the verdict that a server is dead while the cluster goes on.
-func (p *Postoffice) buried(id int, why string) {
+// buried handles the verdict that a node is dead while the cluster goes on. epoch is that which begins with the death of a worker.
+func (p *Postoffice) buried(id int, why string, epoch int) {
 	m := p.View().Member(id)
-	if m.ID == 0 || m.Role != RoleServer {
+	if m.ID == 0 || m.Role == RoleScheduler {
 		return
 	}
+	delete(p.closed, id)
 	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
-	p.mail.change(p.View().without(id), id)
-	p.events.buried(id, why)
+	p.mail.change(p.View().Without(id), id)
+	p.events.buried(id, why, epoch)
 }
 
 // Stateful tells the scheduler that the aggregators will hold something that nobody else has.

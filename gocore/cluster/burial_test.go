@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,7 +67,7 @@ func TestBurial(t *testing.T) {
 	}
 }
 
-// A server that was given up as dead but runs on hears its own name, and a worker's death ends the cluster as before.
+// A node that was given up as dead but runs on hears its own name.
 func TestBuriedAlive(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
 		b.config.Recovers = true
@@ -76,10 +77,108 @@ func TestBuriedAlive(t *testing.T) {
 		time.Sleep(2 * verdictTime)
 		b.wantLost(s[1], "server 1: the connection between worker 0 and server 1 broke: reset by peer")
 		b.wantLost(w[1])
-		b.die(w[0])
-		<-b.runner.Done()
-		wantError(t, b.runner.Err(), fault.NodeLost, "worker 0")
+		suspect(s[0], wire.WorkerID(1), "reset by peer")
+		time.Sleep(2 * verdictTime)
+		b.wantLost(w[1], "worker 1: the connection between server 0 and worker 1 broke: reset by peer")
+		b.wantLost(w[0])
 	})
+}
+
+// TestSettlement: two workers die, then a server. The rounds that stand are those of the last report of each worker that is left.
+func TestSettlement(t *testing.T) {
+	for seed := range uint64(10) {
+		inBubble(t, seed, func(b *bench) {
+			b.config.Recovers = true
+			w, s := b.start(4, 2)
+			b.each(6, func(i int) error { return awaitBarrier(append(w, s...)[i], AllGroup) })
+			declared := make(chan error, 1)
+			declareTo(w[1], 3, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { declared <- err })
+			declareTo(w[2], 4, wire.Tensor{Bytes: 4, DType: wire.Int32, Policy: wire.Async}, func(_ uint32, err error) { declared <- err })
+			rounds := func(last ...uint64) (r wire.Rounds) {
+				for _, n := range last {
+					r.Add(n)
+				}
+				return r
+			}
+			b.die(w[0])
+			time.Sleep(2 * verdictTime)
+			w[1].Survived(1, rounds(9, 9, 9))
+			s[0].Survived(1, wire.Rounds{})
+			b.die(w[3])
+			time.Sleep(2 * verdictTime)
+			declareTo(w[1], 4, wire.Tensor{Bytes: 4, DType: wire.Int32, Policy: wire.Async}, func(_ uint32, err error) { declared <- err })
+			for range 2 {
+				wantError(t, <-declared, fault.Value, "a worker has died, and consistency async")
+			}
+			w[1].Survived(1, rounds(9, 9, 9)) // too late
+			w[1].Survived(2, rounds(4, 5, 5))
+			s[0].Survived(2, wire.Rounds{})
+			w[2].Survived(2, rounds(5, 5, 4))
+			time.Sleep(2 * noticeTime)
+			if got := b.records[w[1]].settled; len(got) != 0 {
+				t.Errorf("settled without server 1: %q", got)
+			}
+			if waits := "the news of a death: server 1"; !slices.Contains(b.records[w[2]].waiting, waits) || !slices.Contains(b.records[w[1]].waiting, waits) {
+				t.Errorf("worker 1 %s, worker 2 %s", b.records[w[1]], b.records[w[2]])
+			}
+			b.die(s[1])
+			time.Sleep(2 * verdictTime)
+			for _, p := range []*Postoffice{w[1], w[2]} {
+				b.wantLost(p)
+				r := b.records[p]
+				if fmt.Sprint(r.settled) != "[[3] [5]]" || fmt.Sprint(r.epochs) != "[1 2]" || len(r.changes) != 3 || !slices.Contains(r.waiting, "the news of a death: ") {
+					t.Errorf("%s: settled %q, epochs %v, %q, waiting %q", Name(p.View().Self), r.settled, r.epochs, r.changes, r.waiting)
+				}
+			}
+			declareTo(w[2], 3, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { declared <- err })
+			for range 2 {
+				if err := <-declared; err != nil {
+					t.Error(err)
+				}
+			}
+			ends := make(chan error, 3)
+			for _, p := range []*Postoffice{w[1], w[2], s[0]} {
+				p.End(wire.Rounds{}, func(err error) { ends <- err })
+			}
+			for range 3 {
+				if err := <-ends; err != nil {
+					t.Error(err)
+				}
+			}
+			<-b.runner.Done()
+			if err := b.runner.Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Where a cluster cannot go on without a worker the verdict says why.
+func TestWorkersThatAreNeeded(t *testing.T) {
+	for name, tc := range map[string]struct {
+		workers, least int
+		stateful       string
+		says           string
+	}{
+		"the last one":      {1, 1, "", "It was the last worker"},
+		"of the least":      {3, 3, "", "It leaves 2 workers, and FPTPS_MIN_WORKERS=3"},
+		"with an optimiser": {2, 1, "the optimiser of key 3", "cannot be repeated without it, as the aggregators keep the optimiser of key 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 1, func(b *bench) {
+				b.config.Recovers, b.config.MinWorkers = true, tc.least
+				w, s := b.start(tc.workers, 1)
+				b.each(tc.workers+1, func(i int) error { return awaitBarrier(append(w, s...)[i], AllGroup) })
+				if tc.stateful != "" {
+					w[0].Stateful(tc.stateful)
+					time.Sleep(time.Second)
+				}
+				b.die(w[0])
+				<-b.runner.Done()
+				wantError(t, b.runner.Err(), fault.NodeLost, "worker 0", tc.says)
+			})
+		})
+	}
 }
 
 // The scheduler's idea of the shares after deaths is that of the workers, whose heirs get equal parts.

@@ -98,7 +98,7 @@ type View struct {
 	Generation uint32   // deaths so far
 	Epoch      uint32   // changes of membership so far
 	Replans    bool     // the plan may change: every node may have to sum
-	Recovers   bool     // the cluster goes on after the death of a server where it can: every node may have to sum
+	Recovers   bool     // the cluster goes on after the death of a node where it can: every node may have to sum
 }
 
 // Me is this node.
@@ -163,8 +163,8 @@ func (v View) with(m Member) View {
 	return v
 }
 
-// without returns the view without a member.
-func (v View) without(id int) View {
+// Without returns the view without a member.
+func (v View) Without(id int) View {
 	v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(m Member) bool { return m.ID == id })
 	return v
 }
@@ -191,7 +191,8 @@ type Config struct {
 	Workers, Servers  int           // sizes of the cluster; with 0 workers a node accepts the scheduler's numbers
 	HeartbeatInterval time.Duration // 0: no heartbeats
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
-	Recovers          bool          // of the scheduler: the cluster goes on after the death of a server where it can
+	Recovers          bool          // of the scheduler: the cluster goes on after the death of a node where it can
+	MinWorkers        int           // of the scheduler: with fewer workers it does not
 	RecoveryTimeout   time.Duration // of the scheduler: how long a dead node's place is kept for a successor; 0: not at all
 	PSLite            bool          // it uses ps-lite's classes alone, and may join a scheduler of ps-lite
 	Resend            bool          // programs of ps-lite resend unacknowledged messages: PS_RESEND
@@ -220,8 +221,10 @@ type Events struct {
 	Asked func(m Member, missing []string)
 	// Vacated reports that a node is dead, and that its place is kept for a successor.
 	Vacated func(id int, why string)
-	// Buried reports that a server is dead, and that the cluster goes on without it.
-	Buried func(id int, why string)
+	// Buried reports that a node is dead, and that the cluster goes on without it. After the death of a worker, with which an epoch
+	// begins, Survived is called; Settled has the rounds that stand (see kv.Worker.Settle). For a server the epoch is 0.
+	Buried  func(id int, why string, epoch int)
+	Settled func(complete wire.Rounds)
 	// Recovered reports that a successor has taken such a place. It precedes all messages of the successor.
 	Recovered func(m Member)
 	// Waiting names the nodes for which a barrier or a declaration has waited 5 s, and again
@@ -257,9 +260,15 @@ func (e Events) vacated(id int, why string) {
 	}
 }
 
-func (e Events) buried(id int, why string) {
+func (e Events) buried(id int, why string, epoch int) {
 	if e.Buried != nil {
-		e.Buried(id, why)
+		e.Buried(id, why, epoch)
+	}
+}
+
+func (e Events) settled(complete wire.Rounds) {
+	if e.Settled != nil {
+		e.Settled(complete)
 	}
 }
 

@@ -17,13 +17,20 @@ import (
 // stepDeclare enters a worker's declarations into the ledger. Each worker receives the replies to all of them in as few
 // messages as possible.
 func (s *Scheduler) stepDeclare(now time.Time, from *member, list ...*pspb.Declare) {
-	answers := map[int][]*pspb.Meta{}
+	var all []reply
 	for _, m := range list {
-		for _, r := range s.enter(now, from, m) {
-			answers[r.rank] = append(answers[r.rank], r.meta)
-		}
+		all = append(all, s.enter(now, from, m)...)
 	}
-	for rank := range s.ledger.workers {
+	s.answer(all)
+}
+
+// answer sends each worker the replies to it.
+func (s *Scheduler) answer(replies []reply) {
+	answers := map[int][]*pspb.Meta{}
+	for _, r := range replies {
+		answers[r.rank] = append(answers[r.rank], r.meta)
+	}
+	for _, rank := range s.ledger.ranks {
 		for part := range slices.Chunk(answers[rank], maxBatch) {
 			s.sendOwn(wire.WorkerID(rank), batch(part))
 		}

@@ -40,6 +40,8 @@ type record struct {
 	mail    []string
 	closed  []string
 	changes []string // nodes that died, and others in their places
+	epochs  []int    // that began
+	settled []string // what was decided about rounds
 }
 
 func (l *record) events() Events {
@@ -54,10 +56,18 @@ func (l *record) events() Events {
 			defer l.mu.Unlock()
 			l.changes = append(l.changes, Name(id)+" died")
 		},
-		Buried: func(id int, why string) {
+		Buried: func(id int, why string, epoch int) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.changes = append(l.changes, Name(id)+" is buried: "+why)
+			if epoch > 0 {
+				l.epochs = append(l.epochs, epoch)
+			}
+		},
+		Settled: func(complete wire.Rounds) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.settled = append(l.settled, fmt.Sprint(complete.Counts, complete.Last))
 		},
 		Recovered: func(m Member) {
 			l.mu.Lock()

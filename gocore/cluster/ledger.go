@@ -28,7 +28,8 @@ type reply struct {
 // ledger holds the declared tensors: a key gets an id when all workers have
 // declared it alike. Pure, as the scheduler is.
 type ledger struct {
-	workers int
+	ranks   []int // of the workers, without dead ones
+	died    bool  // a worker has died
 	agreed  map[uint64]agreement
 	open    map[uint64]*declaration
 	oldest  list.List // the values of open, the oldest first
@@ -49,7 +50,11 @@ type declaration struct {
 }
 
 func newLedger(workers int) *ledger {
-	return &ledger{workers: workers, agreed: map[uint64]agreement{}, open: map[uint64]*declaration{}}
+	l := &ledger{agreed: map[uint64]agreement{}, open: map[uint64]*declaration{}}
+	for rank := range workers {
+		l.ranks = append(l.ranks, rank)
+	}
+	return l
 }
 
 // declare enters one worker's declaration. It answers no worker before all have
@@ -79,28 +84,58 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (re
 		return nil, true
 	}
 	d.opinions[rank] = o
-	if len(d.opinions) < l.workers {
+	if len(d.opinions) < len(l.ranks) {
 		return nil, false
 	}
 	l.remove(d)
 	return l.conclude(d), false
 }
 
-// conclude answers all workers: with the tensor's id if they agree, else with their opinions.
+// refusal returns the reason why this cluster takes no tensor like o; "" if it does.
+func (l *ledger) refusal(o wire.Tensor) string {
+	if l.died && o.Policy.Applied() != wire.Sync {
+		return fmt.Sprintf("a worker has died, and consistency %v needs all workers with which the cluster began: declare such tensors before, or use sync", o.Policy)
+	}
+	return ""
+}
+
+// bury removes a dead worker. Tensors that only it has not declared get their ids.
+func (l *ledger) bury(rank int) (replies []reply) {
+	l.ranks, l.died = slices.DeleteFunc(slices.Clone(l.ranks), func(r int) bool { return r == rank }), true
+	var next *list.Element
+	for e := l.oldest.Front(); e != nil; e = next {
+		next = e.Next()
+		d := e.Value.(*declaration)
+		delete(d.opinions, rank)
+		switch len(d.opinions) {
+		case 0:
+			l.remove(d)
+		case len(l.ranks):
+			l.remove(d)
+			replies = append(replies, l.conclude(d)...)
+		}
+	}
+	return replies
+}
+
+// conclude answers all workers: with the tensor's id if they agree and the cluster takes it, else with their opinions, or the refusal.
 func (l *ledger) conclude(d *declaration) (replies []reply) {
-	a := agreement{d.opinions[0], uint32(len(l.agreed))}
-	agreed := true
+	a := agreement{d.opinions[l.ranks[0]], uint32(len(l.agreed))}
+	agreed, refusal := true, l.refusal(a.Tensor)
 	for _, o := range d.opinions {
 		agreed = agreed && o == a.Tensor
 	}
-	if agreed {
+	if agreed && refusal == "" {
 		l.agreed[d.key] = a
 	}
 	for _, r := range ranks(d.opinions) {
-		if agreed {
-			replies = append(replies, declaredReply(r, d.key, a.id))
-		} else {
+		switch {
+		case !agreed:
 			replies = append(replies, reply{r, disagreement(d.key, d.opinions)})
+		case refusal != "":
+			replies = append(replies, refusedReply(r, d.key, refusal))
+		default:
+			replies = append(replies, declaredReply(r, d.key, a.id))
 		}
 	}
 	return replies
@@ -121,7 +156,7 @@ func (l *ledger) remove(d *declaration) {
 // allBut returns the opinions of all ranks if rank has opinion o and all others have opinion agreed.
 func (l *ledger) allBut(rank int, o, agreed wire.Tensor) map[int]wire.Tensor {
 	all := map[int]wire.Tensor{}
-	for r := range l.workers {
+	for _, r := range l.ranks {
 		all[r] = agreed
 	}
 	all[rank] = o
@@ -144,7 +179,7 @@ func (l *ledger) overdue(now time.Time) []stuck {
 	var all []stuck
 	named := map[int]bool{}
 	scanned := 0
-	for e := l.oldest.Front(); e != nil && scanned < maxScan && len(named) < l.workers; e = e.Next() {
+	for e := l.oldest.Front(); e != nil && scanned < maxScan && len(named) < len(l.ranks); e = e.Next() {
 		d := e.Value.(*declaration)
 		if now.Sub(d.since) < noticeTime {
 			break
@@ -161,7 +196,7 @@ func (l *ledger) overdue(now time.Time) []stuck {
 		if s.waiting == nil {
 			continue
 		}
-		for rank := range l.workers {
+		for _, rank := range l.ranks {
 			if _, declared := d.opinions[rank]; !declared {
 				s.missing = append(s.missing, rank)
 			}

@@ -202,6 +202,8 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		p.waiting(own.Waiting)
 	case *pspb.Meta_Lost:
 		p.verdict(own.Lost)
+	case *pspb.Meta_Settled:
+		p.settled(own.Settled)
 	case *pspb.Meta_Closed:
 		p.nodeClosed(own.Closed)
 	case *pspb.Meta_Prepare:
@@ -235,7 +237,7 @@ func (p *Postoffice) verdict(lost *pspb.Lost) {
 	case lost.GetVacant() && id != p.view.Self:
 		p.vacated(id, why)
 	case lost.GetBuried() && id != p.view.Self:
-		p.buried(id, why)
+		p.buried(id, why, int(lost.GetEpoch()))
 	default:
 		p.lose(id, why)
 	}

@@ -62,7 +62,9 @@ type Scheduler struct {
 	acks       *acks
 	planner    planner
 	stateful   string       // what only the aggregators have, "": nothing; see burial.go
-	buried     map[int]bool // the dead servers without which the cluster goes on
+	buried     map[int]bool // the dead nodes without which the cluster goes on
+	epoch      int          // the number of workers among these
+	settling   *settlement  // after the last of these deaths; nil: it is settled
 
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
@@ -190,6 +192,9 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	case *pspb.Meta_Promise:
 		s.stepPromise(now, sender, own.Promise)
 		return
+	case *pspb.Meta_Survived:
+		s.stepSurvived(sender, own.Survived)
+		return
 	case *pspb.Meta_Stateful:
 		if s.stateful == "" {
 			s.stateful = clip(own.Stateful.GetWhat())
@@ -237,6 +242,7 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 		s.tickSuspects(now)
 		s.tickHeartbeats(now)
 		s.tickVacancies(now)
+		s.tickSettlement(now)
 		s.tickBarriers(now)
 		s.tickDeclarations(now)
 		s.tickPlans(now)
@@ -315,7 +321,7 @@ func (s *Scheduler) tickSuspects(now time.Time) {
 // its own verdict too.
 func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 	goesOn := s.goesOnWithout(id)
-	if what := s.lostWith(id); what != "" {
+	if what := s.lacks(id); s.view.Recovers && what != "" {
 		why += ". " + what
 	}
 	vacant := s.mayRecover(id)
@@ -324,6 +330,9 @@ func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 			lost := lostNode(s.members[id].Member, why, vacant)
 			if goesOn && other != id {
 				lost.GetLost().Buried = proto.Bool(true)
+				if s.members[id].Role == RoleWorker {
+					lost.GetLost().Epoch = proto.Uint32(uint32(s.epoch + 1))
+				}
 			}
 			s.sendOwn(other, lost)
 		}

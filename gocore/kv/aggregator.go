@@ -18,6 +18,7 @@ import (
 type Aggregator struct {
 	workers []uint32 // node ids by rank
 	ranks   map[uint32]int
+	members *aggregate.Members
 	plane   DataPlane
 	pool    *aggregate.Pool
 	slots   *aggregate.Slots
@@ -32,10 +33,10 @@ type Aggregator struct {
 // hold, the sums of a tensor leave only when all of them are complete, as in systems
 // that send whole tensors only.
 func NewAggregator(workers []uint32, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
-	pool, now := aggregate.NewPool(), time.Now()
+	pool, now, members := aggregate.NewPool(), time.Now(), aggregate.NewMembers(len(workers))
 	a := &Aggregator{
-		workers: workers, ranks: map[uint32]int{}, plane: plane, log: log,
-		pool: pool, slots: aggregate.NewSlots(len(workers), pool, now), store: store.New(len(workers), pool, now),
+		workers: workers, ranks: map[uint32]int{}, members: members, plane: plane, log: log,
+		pool: pool, slots: aggregate.NewSlots(members, pool, now), store: store.New(len(workers), pool, now),
 	}
 	for rank, id := range workers {
 		a.ranks[id] = rank
@@ -152,7 +153,7 @@ func (a *Aggregator) sendToAll(sum *aggregate.Sum) {
 		sum.Buffer.Retain(len(a.workers) - 1)
 	}
 	for _, node := range a.workers {
-		a.plane.Send(node, m)
+		a.plane.Send(node, m) // which drops what is for a dead one
 	}
 }
 

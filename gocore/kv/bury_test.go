@@ -143,21 +143,23 @@ func TestRecall(t *testing.T) {
 	d.sums(1, 2, 1)
 	for name, tc := range map[string]struct {
 		h    wire.Header
-		want []byte
+		want []byte // nil: no answer
+		late bool   // which is no error
 	}{
-		"the last sum":           {wire.Header{Tensor: 1, Packet: 0, Round: 1}, sum(1, 1)[:wire.PacketBytes]},
-		"the one under way":      {wire.Header{Tensor: 1, Packet: 1, Round: 2}, sum(1, 2)[wire.PacketBytes : 2*wire.PacketBytes]},
-		"overwritten":            {wire.Header{Tensor: 1, Packet: 1, Round: 1}, nil},
-		"of a later round":       {wire.Header{Tensor: 1, Packet: 0, Round: 3}, nil},
-		"not here yet":           {wire.Header{Tensor: 1, Packet: 0, Round: 2}, nil},
-		"no such packet":         {wire.Header{Tensor: 1, Packet: 3, Round: 1}, nil},
-		"no such tensor":         {wire.Header{Tensor: 2, Packet: 0, Round: 1}, nil},
-		"more than a packet":     {wire.Header{Tensor: 1, Packet: 0, Round: 1, Run: 2}, nil},
-		"of an unending tensor":  {wire.Header{Tensor: 1, Packet: 1 << 31, Round: 1}, nil},
-		"of the round before it": {wire.Header{Tensor: 1, Packet: 0, Round: 0}, nil},
+		"the last sum":           {wire.Header{Tensor: 1, Packet: 0, Round: 1}, sum(1, 1)[:wire.PacketBytes], false},
+		"the one under way":      {wire.Header{Tensor: 1, Packet: 1, Round: 2}, sum(1, 2)[wire.PacketBytes : 2*wire.PacketBytes], false},
+		"overwritten":            {wire.Header{Tensor: 1, Packet: 1, Round: 1}, nil, true},
+		"not here yet":           {wire.Header{Tensor: 1, Packet: 0, Round: 2}, nil, true},
+		"of the round before it": {wire.Header{Tensor: 1, Packet: 0, Round: 0}, nil, true},
+		"of another epoch":       {wire.Header{Tensor: 1, Packet: 0, Round: 1, Epoch: 1}, nil, true},
+		"of a later round":       {wire.Header{Tensor: 1, Packet: 0, Round: 3}, nil, false},
+		"no such packet":         {wire.Header{Tensor: 1, Packet: 3, Round: 1}, nil, false},
+		"no such tensor":         {wire.Header{Tensor: 2, Packet: 0, Round: 1}, nil, false},
+		"more than a packet":     {wire.Header{Tensor: 1, Packet: 0, Round: 1, Run: 2}, nil, false},
+		"of an unending tensor":  {wire.Header{Tensor: 1, Packet: 1 << 31, Round: 1}, nil, false},
 	} {
 		err := d.recall(tc.h)
-		if (err == nil) != (tc.want != nil) || err == nil && !bytes.Equal(d.sent[0].Data, tc.want) {
+		if (err == nil) != (tc.want != nil || tc.late) || (len(d.sent) > 0) != (tc.want != nil) || tc.want != nil && !bytes.Equal(d.sent[0].Data, tc.want) {
 			t.Errorf("%s: error %v, %d packets", name, err, len(d.sent))
 		}
 	}

@@ -21,13 +21,13 @@ type Init struct {
 	DType  wire.DType
 	Policy wire.Policy // when later rounds are applied
 	Row    int         // bytes of a row of a table; 0: the tensor is not a table
-	Memory []byte      // rank 0's values; on others only its size counts
-	Zeros  bool        // rank 0's values are zeros: only the size of Memory counts there, too, and no values travel
+	Memory []byte      // rank 0's values, or those of the lowest rank that lives; on others only its size counts
+	Zeros  bool        // these values are zeros: only the size of Memory counts there, too, and no values travel
 }
 
 // InitAll declares tensors, all of them or none, in one request to the scheduler, and brings rank 0's values to the
 // aggregators (round 0, to which all other workers contribute EMPTY). A ticket ends when the aggregators have the tensor's
-// values; until then rank 0's Memory is read.
+// values; until then Memory is read, on rank 0 and wherever the worker recovers.
 func (w *Worker) InitAll(list []Init) ([]*Ticket, error) {
 	inits := make([]*operation, len(list))
 	for i := range list {
@@ -92,7 +92,7 @@ func (w *Worker) newDense(d *Init) *operation {
 	packets := wire.Packets(uint64(len(d.Memory)))
 	t := &tensor{size: uint64(len(d.Memory)), packets: packets, got: make([]uint64, (packets+63)/64)}
 	o := &operation{worker: w, tensor: t, verb: verbInit}
-	if w.Rank == 0 && !d.Zeros {
+	if (w.Rank == 0 || w.Recovers) && !d.Zeros {
 		o.source = d.Memory
 	}
 	return o

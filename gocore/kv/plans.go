@@ -43,7 +43,7 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 		last := uint64(wire.NoRound)
 		switch pushed := t.next > 1; {
 		case !t.moves():
-		case w.Rank == 0 && !pushed: // it may get an optimiser, of which this worker alone knows
+		case w.leads() && !pushed: // it may get an optimiser, of which this worker alone knows
 			begun.Unpushed++
 		default:
 			last = t.next - 1

@@ -26,7 +26,8 @@ type office struct {
 	rng      *rand.Rand
 	declares map[uint64]map[int]func(uint32, error) // by key and rank
 	ids      uint32
-	inboxes  []chan func()
+	inboxes  []chan func() // by spy
+	mortal   *mortal       // nil: nobody dies
 	done     sync.WaitGroup
 	mu       sync.Mutex
 	changes  int // that were committed
@@ -35,8 +36,10 @@ type office struct {
 // newOffice puts an office in the place of the cluster's scheduler. The workers play after that.
 func newOffice(c *cluster, rng *rand.Rand) *office {
 	o := &office{cluster: c, rng: rng, declares: map[uint64]map[int]func(uint32, error){}}
-	for rank, w := range c.workers {
-		w.Declare = each(func(key uint64, _ wire.Tensor, done func(uint32, error)) { o.declare(rank, key, done) })
+	for _, s := range c.spies {
+		if s.Worker != nil {
+			s.Worker.Declare = each(func(key uint64, _ wire.Tensor, done func(uint32, error)) { o.declare(s.Worker.Rank, key, done) })
+		}
 		inbox, rng := make(chan func(), 1000), rand.New(rand.NewPCG(rng.Uint64(), 1))
 		o.inboxes = append(o.inboxes, inbox)
 		o.done.Go(func() {
@@ -57,40 +60,69 @@ func (o *office) declare(rank int, key uint64, done func(uint32, error)) {
 		o.declares[key] = map[int]func(uint32, error){}
 	}
 	o.declares[key][rank] = done
-	if len(o.declares[key]) < len(o.workers) {
-		return
-	}
-	id := o.ids
-	o.ids++
-	for rank, done := range o.declares[key] {
-		o.inboxes[rank] <- func() { done(id, nil) }
+	o.agree()
+}
+
+// agree gives ids to the keys that all living workers have declared.
+func (o *office) agree() {
+	for key, declares := range o.declares {
+		if slices.ContainsFunc(o.alive(), func(rank int) bool { return declares[rank] == nil }) {
+			continue
+		}
+		id := o.ids
+		o.ids++
+		for _, rank := range o.alive() {
+			done := declares[rank]
+			o.inboxOf(rank) <- func() { done(id, nil) }
+		}
+		delete(o.declares, key)
 	}
 }
+
+// alive lists the workers without a verdict that they are dead.
+func (o *office) alive() (ranks []int) {
+	for rank := range o.workers {
+		if o.mortal == nil || !o.mortal.state.verdicts[o.indexOf(rank)] {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// indexOf is the place of a worker among the spies, after the servers.
+func (o *office) indexOf(rank int) int { return len(o.spies) - len(o.workers) + rank }
+
+func (o *office) inboxOf(rank int) chan func() { return o.inboxes[o.indexOf(rank)] }
 
 // send puts a message for each worker in its inbox; no other goes between them.
 func (o *office) send(message func(w *Worker)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for rank, w := range o.workers {
-		o.inboxes[rank] <- func() { message(w) }
+	for _, rank := range o.alive() {
+		o.inboxOf(rank) <- func() { message(o.workers[rank]) }
 	}
 }
 
-// change introduces a plan, or withdraws it.
-func (o *office) change(number uint32, p *plan.Plan, abort bool) {
+// change introduces a plan, or withdraws it: also when a node has died meanwhile, which it returns.
+func (o *office) change(number uint32, p *plan.Plan, abort bool, killed <-chan uint32) (victim uint32) {
 	promises := make(chan wire.Rounds, len(o.workers))
 	o.send(func(w *Worker) { promises <- w.Promise() })
 	var all []wire.Rounds
-	for range o.workers {
-		all = append(all, <-promises)
+	for len(all) < len(o.alive()) && victim == 0 {
+		select {
+		case promise := <-promises:
+			all = append(all, promise)
+		case victim = <-killed:
+		}
 	}
-	if abort {
+	if abort || victim != 0 {
 		o.send((*Worker).Abort)
-		return
+		return victim
 	}
 	first := wire.FirstRounds(all)
 	o.send(func(w *Worker) { w.Commit(number, p, first) })
 	o.changes++
+	return victim
 }
 
 // changePlans introduces or withdraws one plan after the other until stop, with pauses of less than some milliseconds.
@@ -105,7 +137,7 @@ func (o *office) changePlans(rng *rand.Rand, servers, pause int, stop chan struc
 		if err != nil {
 			o.t.Error(err)
 		}
-		o.change(number, p, rng.IntN(4) == 0)
+		o.change(number, p, rng.IntN(4) == 0, nil)
 	}
 }
 

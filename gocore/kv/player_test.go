@@ -87,6 +87,8 @@ type player struct {
 	mine    [][]byte // the array that was pushed last, if a pull may land in it
 	open    []promise
 	mayLose bool // servers die: initial values may be lost
+	*mortal      // workers die; nil: they do not
+	unit    int  // of the values
 }
 
 // promise is an open ticket, with the values that its array has to have when it has ended.
@@ -94,20 +96,24 @@ type promise struct {
 	ticket *Ticket
 	round  uint64
 	array  []byte // nil: no result
-	want   []byte
+	script *script
 	name   string
 }
 
 func (p *player) play() {
+	p.unit = len(p.workers)
+	if p.mortal != nil {
+		p.unit = unitOf(p.unit)
+	}
 	p.at, p.whole, p.mine = make([]uint64, len(p.scripts)), make([]bool, len(p.scripts)), make([][]byte, len(p.scripts))
 	for _, i := range p.rng.Perm(len(p.scripts)) {
 		s := &p.scripts[i]
-		values := pushed(s.dtype, s.elements, len(p.workers), p.Rank, s.key, 0)
-		p.promise(0, nil, nil, fmt.Sprintf("init of key %d", s.key))(p.Init(s.key, s.dtype, wire.Sync, values))
+		values := pushed(s.dtype, s.elements, p.unit, p.Rank, s.key, 0)
+		p.promise(0, nil, s, fmt.Sprintf("init of key %d", s.key))(p.Init(s.key, s.dtype, wire.Sync, values))
 	}
-	for left := len(p.scripts) * len(p.scripts[0].rounds); left > 0; {
+	for left := len(p.scripts) * len(p.scripts[0].rounds); left > 0 && !p.isDead(); {
 		i := p.rng.IntN(len(p.scripts))
-		if _, err := p.TensorInfo(p.scripts[i].key); fault.CodeOf(err) == fault.Key { // not yet declared by all
+		if _, err := p.TensorInfo(p.scripts[i].key); fault.CodeOf(err) == fault.Key && !p.isDead() { // not yet declared by all
 			p.settle()
 		}
 		switch k := p.rng.IntN(10); {
@@ -140,21 +146,20 @@ func (p *player) push(i int) {
 	part, priority := s.rounds[round], s.priority[p.Rank][round]
 	p.whole[i], p.mine[i] = false, nil
 	if !part.has(p.Rank) {
-		p.promise(round, nil, nil, "skip of "+what)(p.Skip(s.key))
+		p.promise(round, nil, s, "skip of "+what)(p.Skip(s.key))
 		return
 	}
-	array := pushed(s.dtype, s.elements, len(p.workers), p.Rank, s.key, round)
-	want := part.expected(s.dtype, s.elements, len(p.workers), s.key, round)
+	array := pushed(s.dtype, s.elements, p.unit, p.Rank, s.key, round)
 	p.whole[i] = true
 	switch p.rng.IntN(3) {
 	case 0:
 		p.whole[i], p.mine[i] = false, array
-		p.promise(round, nil, nil, "push of "+what)(p.Push(s.key, s.dtype, array, part.op, priority))
+		p.promise(round, nil, s, "push of "+what)(p.Push(s.key, s.dtype, array, part.op, priority))
 	case 1:
-		p.promise(round, array, want, "push_pull in place of "+what)(p.PushPull(s.key, s.dtype, array, array, part.op, priority))
+		p.promise(round, array, s, "push_pull in place of "+what)(p.PushPull(s.key, s.dtype, array, array, part.op, priority))
 	case 2:
 		out := make([]byte, len(array))
-		p.promise(round, out, want, "push_pull of "+what)(p.PushPull(s.key, s.dtype, array, out, part.op, priority))
+		p.promise(round, out, s, "push_pull of "+what)(p.PushPull(s.key, s.dtype, array, out, part.op, priority))
 	}
 }
 
@@ -168,7 +173,7 @@ func (p *player) pull(i int) {
 	}
 	ticket, err := p.Pull(s.key, s.dtype, array)
 	if p.whole[i] {
-		if err == nil {
+		if err == nil && !p.isDead() {
 			p.t.Errorf("rank %d pulled key %d round %d after a push_pull", p.Rank, s.key, round)
 		}
 		return
@@ -176,17 +181,19 @@ func (p *player) pull(i int) {
 	if round == 0 && p.mayLose && fault.CodeOf(err) == fault.NodeLost {
 		return
 	}
-	want := s.rounds[round].expected(s.dtype, s.elements, len(p.workers), s.key, round)
-	p.promise(round, array, want, fmt.Sprintf("pull of key %d round %d", s.key, round))(ticket, err)
+	p.promise(round, array, s, fmt.Sprintf("pull of key %d round %d", s.key, round))(ticket, err)
 }
 
-func (p *player) promise(round uint64, array, want []byte, name string) func(*Ticket, error) {
+func (p *player) promise(round uint64, array []byte, s *script, name string) func(*Ticket, error) {
 	return func(ticket *Ticket, err error) {
 		if err != nil {
+			if p.isDead() {
+				return
+			}
 			p.t.Errorf("rank %d, %s: %v", p.Rank, name, err)
 			return
 		}
-		p.open = append(p.open, promise{ticket, round, array, want, name})
+		p.open = append(p.open, promise{ticket, round, array, s, name})
 	}
 }
 
@@ -205,15 +212,25 @@ func (p *player) settle() {
 		if o.round == 0 && p.mayLose && fault.CodeOf(err) == fault.NodeLost {
 			continue
 		}
+		if p.isDead() {
+			return
+		}
 		if err != nil {
 			p.t.Errorf("rank %d, %s: %v", p.Rank, o.name, err)
 		}
-		if !bytes.Equal(o.array, o.want) {
-			p.t.Errorf("rank %d, %s: not the sum that the model has", p.Rank, o.name)
+		part := o.script.rounds[o.round]
+		if p.mortal != nil {
+			part = part.without(p.mortal.absent(p.Rank, o), len(p.workers), o.round)
+		}
+		if want := part.expected(o.script.dtype, o.script.elements, p.unit, o.script.key, o.round); o.array != nil && !bytes.Equal(o.array, want) {
+			p.t.Errorf("rank %d, %s, epoch %d: not the sum that the model has", p.Rank, o.name, o.ticket.Epoch())
 		}
 	}
 	p.open = later
 }
+
+// isDead reports whether this player's worker has died.
+func (p *player) isDead() bool { return p.mortal != nil && p.mortal.dead(p.Rank) }
 
 // picker chooses the next packet: any, mostly the newest, or mostly one run's.
 func picker(from *rand.Rand) func(int) int {

@@ -13,7 +13,7 @@ import (
 // advance starts the tensor's next round if one is queued, the round before is complete,
 // no pull is copying its sum and no promise forbids it.
 func (w *Worker) advance(t *tensor) []sending {
-	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || t.waits() {
+	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || t.waits() || w.mu.frozen && t.queue[0].verb != verbFetch {
 		return nil
 	}
 	o := t.queue[0]
@@ -26,7 +26,8 @@ func (w *Worker) advance(t *tensor) []sending {
 type effects struct {
 	sends []sending
 	ended []*Ticket
-	err   error // of those that ended
+	err   error  // of those that ended
+	copy  func() // copies a sum to the arrays of callers; nil: there is none to copy
 	also  []effects
 }
 
@@ -46,6 +47,9 @@ func (w *Worker) carryOut(e effects) {
 	w.send(e.sends)
 	for _, t := range e.ended {
 		w.Tickets.Finish(t, e.err)
+	}
+	if e.copy != nil {
+		e.copy()
 	}
 	for _, other := range e.also {
 		w.carryOut(other)
@@ -83,6 +87,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 		return nil
 	}
 	tickets := []*Ticket{o.ticket}
+	o.ticket.epoch = o.epoch
 	o.ticket = nil
 	if o.borrowed {
 		w.mu.flights.leave(o.source, o)
@@ -92,6 +97,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 			w.mu.flights.leave(p.memory, nil)
 		}
 		if p.ticket != nil {
+			p.ticket.epoch = o.epoch
 			tickets = append(tickets, p.ticket)
 		}
 	}
@@ -121,26 +127,35 @@ func (w *Worker) sum(node uint32, h *wire.Header, payload []byte) {
 		if t == nil || !t.wants(node, h) && !t.wantsRows(h) {
 			return effects{}
 		}
-		o := t.active
 		if t.table == nil {
 			w.mu.stats.BytesPulled += uint64(h.RawLen)
 			t.arrived(h, payload)
 		} else {
 			t.completeRows(node, h)
 		}
-		if !o.whole {
-			return effects{}
-		}
-		t.active = nil
-		w.setMissing(t, nil)
-		var sends []sending
-		for _, pull := range o.after {
-			sends = append(sends, pull.start()...)
-		}
-		o.after = nil // they hold pointers to callers' memory
-		ended := w.end(o)
-		return effects{sends: append(sends, w.advance(t)...), ended: ended, err: o.err}
+		return w.endRound(t)
 	})
+}
+
+// endRound ends the round under way, if all sums are here. The lock is held.
+func (w *Worker) endRound(t *tensor) effects {
+	o := t.active
+	if !o.hasAll() || w.mu.frozen && o.verb != verbFetch {
+		return effects{}
+	}
+	o.whole, o.epoch = true, t.epoch
+	t.active = nil
+	w.setMissing(t, nil)
+	var sends []sending
+	for _, pull := range o.after {
+		sends = append(sends, pull.start()...)
+	}
+	o.after = nil // they hold pointers to callers' memory
+	if w.Recovers && len(o.pulls) > 1 {
+		return effects{sends: sends, copy: w.copySum(o)}
+	}
+	ended := w.end(o)
+	return effects{sends: append(sends, w.advance(t)...), ended: ended, err: o.err}
 }
 
 // noteMissing records an aggregator's report of the workers that a round waits for.
@@ -248,4 +263,5 @@ func (w *Worker) Fail(err error) {
 		}
 		return e
 	})
+	w.copies.Wait()
 }

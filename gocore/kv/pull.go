@@ -82,6 +82,7 @@ func (w *Worker) copyWhole(o *operation, kept, memory []byte, ticket *Ticket) {
 	copy(memory, kept)
 	w.step(func() effects {
 		w.mu.flights.leave(memory, nil)
+		ticket.epoch = o.epoch
 		return effects{sends: w.endRead(o.tensor), ended: []*Ticket{ticket}, err: o.err}
 	})
 }
@@ -90,11 +91,11 @@ func (w *Worker) copyWhole(o *operation, kept, memory []byte, ticket *Ticket) {
 // last, unless the worker recovers. It reports whether some packets have arrived already, which the caller has to copy by copyArrived: until then o does
 // not end and no other round begins. The lock is held.
 func (t *tensor) join(o *operation, p pull) (some bool) {
-	if o.worker.Recovers {
+	if o.worker.Recovers { // the sum is copied when the round has ended
 		o.pulls = append(o.pulls, p)
-	} else {
-		o.pulls = slices.Insert(o.pulls, 0, p)
+		return false
 	}
+	o.pulls = slices.Insert(o.pulls, 0, p)
 	if o != t.active || o.count == 0 {
 		return false
 	}
@@ -144,7 +145,7 @@ const wantPackets = 64
 func (t *tensor) requestValue(o *operation) (out []sending) {
 	for _, run := range t.runs {
 		for end := run.First + run.Count; run.First < end; run.First += wantPackets {
-			h := wire.Header{Kind: wire.Want, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wantPackets), Round: t.round}
+			h := wire.Header{Kind: wire.Want, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wantPackets), Round: t.round, Epoch: t.epoch}
 			out = append(out, sending{run.Node, run.Lane, h, nil, o})
 		}
 	}

@@ -15,24 +15,26 @@ import (
 // After the death of an aggregator each worker divides the aggregator's packets among the heirs. It sends them its contribution to the
 // round under way again, or a note that it has the sum; aggregate.Slots (kept.go) makes the sums from these. A worker that recovers
 // keeps the last sum of each packet in memory of the tensor until the next sum overwrites it, which exists only if all workers had
-// the last one. A contribution stays in the caller's array until its sum is whole in the tensor's memory.
+// the last one. A contribution stays in the caller's array until all sums of its round are in the tensor's memory. What the death of a worker
+// needs besides is in membership.go.
 //
 // Weights on aggregators, and clocks that were set, die with their aggregator: the scheduler ends the cluster then (Stateful).
 
-// death is that of an aggregator.
+// death is that of another node.
 type death struct {
 	node  uint32
+	rank  int      // of a worker; -1: it is a server
 	heirs []uint32 // the aggregators that were left
 }
 
-// Bury handles the death of an aggregator that is no worker. All connections with it have ended. Every worker calls it, for the
-// same aggregators in the same order.
+// Bury handles the death of another node. All connections with it have ended, and if it is a worker, Freeze was called. Every worker
+// calls it, for the same nodes in the same order.
 func (w *Worker) Bury(node uint32) {
 	w.step(func() (e effects) {
 		if w.mu.failed != nil {
 			return e
 		}
-		d := death{node: node, heirs: slices.DeleteFunc(slices.Clone(w.Aggregators), func(other uint32) bool {
+		d := death{node: node, rank: wire.RankOfWorker(int(node)), heirs: slices.DeleteFunc(slices.Clone(w.Aggregators), func(other uint32) bool {
 			return other == node || w.isDead(other)
 		})}
 		w.mu.deaths = append(w.mu.deaths, d)
@@ -47,7 +49,9 @@ func (w *Worker) Bury(node uint32) {
 			if len(gone) > 0 {
 				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
 			}
-			e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone), d.patch(t.key, before))...)
+			if !w.mu.frozen { // else Settle sends all again
+				e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone), d.patch(t.key, before))...)
+			}
 			e.sends = append(e.sends, w.advance(t)...)
 		}
 		e.ended = append(e.ended, w.mu.asks.bury(node, e.err)...)
@@ -100,14 +104,11 @@ func (w *Worker) loseValue(t *tensor, gone []plan.Run, name string) (e effects) 
 	for _, run := range gone {
 		for p := run.First; p < run.First+run.Count; p++ {
 			if !o.has(p) {
-				o.record(t, p)
+				o.record(p)
 			}
 		}
 	}
-	if o.whole {
-		t.active = nil
-		e.ended = append(e.ended, w.end(o)...)
-	}
+	e.also = append(e.also, w.endRound(t))
 	return e
 }
 
@@ -125,21 +126,21 @@ func (t *tensor) sendAgain(runs, before []plan.Run) (out []sending) {
 		return nil
 	case o == nil:
 		for _, run := range runs {
-			out = t.have(out, run, t.round)
+			out = t.have(out, run, t.round, t.epoch)
 		}
 		return out
 	}
 	for _, run := range before {
 		for _, part := range t.alike(run) {
 			if t.round > 0 && !o.has(part.First) {
-				out = t.have(out, part, t.round-1)
+				out = t.have(out, part, t.round-1, t.earlier)
 			}
 		}
 	}
 	for _, run := range runs {
 		for _, part := range t.alike(run) {
 			if o.has(part.First) {
-				out = t.have(out, part, t.round)
+				out = t.have(out, part, t.round, t.epoch)
 			} else {
 				out = append(out, o.leave(t.contribute(o, part, nil))...)
 			}
@@ -170,9 +171,9 @@ func (t *tensor) alike(run plan.Run) (parts []plan.Run) {
 }
 
 // have appends a note that this worker has the sums of a run in a round.
-func (t *tensor) have(out []sending, run plan.Run, round uint64) []sending {
+func (t *tensor) have(out []sending, run plan.Run, round uint64, epoch uint16) []sending {
 	for end := run.First + run.Count; run.First < end; run.First += wire.MaxRun {
-		h := wire.Header{Kind: wire.Have, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wire.MaxRun), Round: round, Priority: urgent}
+		h := wire.Header{Kind: wire.Have, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wire.MaxRun), Round: round, Epoch: epoch, Priority: urgent}
 		out = append(out, sending{run.Node, run.Lane, h, nil, nil})
 	}
 	return out
@@ -185,12 +186,15 @@ const urgent = 1<<31 - 1
 func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 	w.step(func() (e effects) {
 		t := w.mu.byID[h.Tensor]
-		if t == nil || h.Run != 1 || h.Packet >= t.packets || !t.hasSum(h.Packet, h.Round) {
+		if t == nil || h.Run != 1 || h.Packet >= t.packets || h.Round >= t.next {
 			err = fmt.Errorf("node %d recalls the sum of tensor %d packet %d round %d, which is not here", node, h.Tensor, h.Packet, h.Round)
 			return e
 		}
+		if !t.hasSum(h.Packet, h.Round, h.Epoch) { // the request is late: nobody lacks the sum any more, or the round is repeated
+			return e
+		}
 		kept := wire.Header{
-			Kind: wire.Kept, DType: t.dtype, Tensor: t.id, Packet: h.Packet, Run: 1, Round: h.Round, Priority: urgent,
+			Kind: wire.Kept, DType: t.dtype, Tensor: t.id, Packet: h.Packet, Run: 1, Round: h.Round, Epoch: h.Epoch, Priority: urgent,
 			RawLen: uint32(wire.PacketLen(t.size, h.Packet)),
 		}
 		var data []byte
@@ -208,15 +212,15 @@ func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 
 // hasSum reports whether this worker has the sum of a packet in a round. A part of the next sum may have overwritten it, but then all
 // workers have it, so that no aggregator asks for it.
-func (t *tensor) hasSum(p uint32, round uint64) bool {
+func (t *tensor) hasSum(p uint32, round uint64, epoch uint16) bool {
 	o := t.inRound()
 	switch {
 	case t.table != nil || t.next == 0 || round > 0 && t.kept == nil:
 		return false
 	case o == nil || o.has(p):
-		return round == t.round
+		return round == t.round && epoch == t.epoch
 	}
-	return round+1 == t.round
+	return round+1 == t.round && epoch == t.earlier
 }
 
 // stateful tells the scheduler, before the aggregators know, that they will hold what nobody else has.
@@ -229,6 +233,9 @@ func (w *Worker) stateful(what string) {
 // Recover prepares for the deaths of other aggregators, of whose packets this one gets some. It is called before any packet arrives.
 func (a *Aggregator) Recover() { a.store.Recovers = true }
 
+// Bury begins an epoch without a worker, which is dead; from any goroutine. See aggregate.Members.
+func (a *Aggregator) Bury(rank int) { a.members.Bury(rank) }
+
 // have takes a worker's note about the sums that it has.
 func (a *Aggregator) have(node uint32, h *wire.Header) error {
 	err := a.slots.Have(a.rank(node), h)
@@ -240,7 +247,7 @@ func (a *Aggregator) have(node uint32, h *wire.Header) error {
 func (a *Aggregator) recall() {
 	for _, r := range a.slots.Recalls() {
 		a.plane.Send(a.workers[r.Rank], transport.Outgoing{Header: wire.Header{
-			Kind: wire.Recall, Tensor: r.Tensor, Packet: r.Packet, Run: 1, Round: r.Round, Priority: urgent,
+			Kind: wire.Recall, Tensor: r.Tensor, Packet: r.Packet, Run: 1, Round: r.Round, Epoch: r.Epoch, Priority: urgent,
 		}})
 	}
 }
@@ -253,7 +260,7 @@ func (a *Aggregator) kept(node uint32, h *wire.Header, payload []byte, owned *ag
 		copy(owned.Bytes, payload)
 	}
 	sum := *h
-	sum.Kind, sum.Ahead, sum.Contributors = wire.Sum, 0, uint16(len(a.workers))
+	sum.Kind, sum.Ahead, sum.Contributors = wire.Sum, 0, uint16(a.members.Size())
 	m := transport.Outgoing{Header: sum}
 	if owned != nil {
 		m.Data, m.Owner = owned.Bytes, owned

@@ -109,8 +109,8 @@ func (a *Aggregator) sendValues(node uint32, h *wire.Header) error {
 			return err
 		}
 		sum := wire.Header{
-			Kind: wire.Sum, DType: dtype, Tensor: h.Tensor, Packet: p, Run: 1, Round: h.Round, Priority: h.Priority,
-			Contributors: uint16(len(a.workers)), RawLen: uint32(len(value.Bytes)),
+			Kind: wire.Sum, DType: dtype, Tensor: h.Tensor, Packet: p, Run: 1, Round: h.Round, Epoch: h.Epoch, Priority: h.Priority,
+			Contributors: uint16(a.members.Size()), RawLen: uint32(len(value.Bytes)),
 		}
 		a.plane.Send(node, transport.Outgoing{Header: sum, Data: value.Bytes, Owner: value})
 	}

@@ -27,7 +27,9 @@ type tensor struct {
 	packets uint32
 	plan    uint16     // number of the plan of runs, modulo 2^16
 	runs    []plan.Run // of the round that is under way, or of the last one
+	epoch   uint16     // of that round
 	before  []plan.Run // of the round before that
+	earlier uint16     // its epoch
 	changes []change   // of the plan, by ascending number, that concern later rounds
 	table   *table     // nil: the tensor is not a table
 
@@ -81,7 +83,8 @@ type operation struct {
 	got   []uint64 // a bit for each packet whose sum has arrived
 	count uint32   // of them
 	err   error
-	whole bool       // all of them have arrived
+	whole bool       // all of them have arrived, and the round has ended
+	epoch uint16     // of the round, once it has ended
 	kept  []byte     // becomes the tensor's as the round begins; nil: the tensor has memory, or needs none
 	after []*rowPull // pulls of rows that wait for this round
 
@@ -103,12 +106,14 @@ func (o *operation) keepsSum() bool {
 // has reports whether the sum of a packet has arrived.
 func (o *operation) has(p uint32) bool { return o.got[p/64]>>(p%64)&1 == 1 }
 
-// record records that the sum of a packet of t has arrived.
-func (o *operation) record(t *tensor, p uint32) {
+// record records that the sum of a packet has arrived.
+func (o *operation) record(p uint32) {
 	o.got[p/64] |= 1 << (p % 64)
 	o.count++
-	o.whole = o.count == t.packets
 }
+
+// hasAll reports whether the sums of all packets have arrived.
+func (o *operation) hasAll() bool { return o.count == o.tensor.packets }
 
 // region returns packet p's part of a whole tensor's memory.
 func (t *tensor) region(memory []byte, p uint32) []byte {
@@ -126,6 +131,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	}
 	t.round = t.next
 	t.next++
+	t.earlier, t.epoch = t.epoch, w.mu.epoch
 	moved := t.followPlan()
 	w.mu.stats.Rounds++
 	if t.table != nil {
@@ -137,7 +143,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	switch {
 	case !o.keepsSum():
 		w.dropKept(t)
-	case w.Recovers: // first there: the contribution stays whole until its sum is, though it may lie in the memory of a pull
+	case w.Recovers: // there alone until the round has ended: it may have to be repeated
 		o.pulls = slices.Insert(o.pulls, 0, pull{memory: t.kept})
 	default:
 		o.pulls = append(o.pulls, pull{memory: t.kept})
@@ -154,7 +160,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 
 // contribute appends o's contributions to a run of packets.
 func (t *tensor) contribute(o *operation, run plan.Run, out []sending) []sending {
-	if o.source == nil {
+	if o.source == nil || o.verb == verbInit && !o.worker.leads() {
 		return t.zeros(o, run, out)
 	}
 	from := uint64(run.First) * wire.PacketBytes
@@ -181,7 +187,7 @@ func (t *tensor) zeros(o *operation, run plan.Run, out []sending) []sending {
 
 func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header {
 	h := wire.Header{
-		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Priority: o.priority,
+		Kind: kind, DType: t.dtype, Op: o.op, Tensor: t.id, Packet: first, Run: 1, Round: t.round, Epoch: t.epoch, Priority: o.priority,
 		Policy: t.policy, Plan: t.plan,
 	}
 	if t.table != nil {
@@ -208,7 +214,7 @@ type sending struct {
 // into the caller's array after the ticket has ended.
 func (t *tensor) wants(node uint32, h *wire.Header) bool {
 	o := t.active
-	return o != nil && h.Round == t.round && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && !o.has(h.Packet) &&
+	return o != nil && h.Round == t.round && h.Epoch == t.epoch && h.Packet < t.packets && h.Codec == wire.CodecPlain && t.table == nil && !o.has(h.Packet) &&
 		int(h.RawLen) == wire.PacketLen(t.size, h.Packet) && h.DType == t.dtype && t.owner(h.Packet) == node
 }
 
@@ -224,8 +230,8 @@ func (t *tensor) run(packet uint32) plan.Run {
 	return t.runs[i]
 }
 
-// arrived records that the sum of a packet has arrived in payload (nil: it is all
-// zeros, or FlagClash is set), and copies it to all other pulls.
+// arrived records that the sum of a packet has arrived in payload (nil: it is all zeros, or FlagClash is set), and copies it to all
+// other pulls. A worker that recovers copies it when the round has ended.
 func (t *tensor) arrived(h *wire.Header, payload []byte) {
 	o := t.active
 	if h.Flags&wire.FlagClash != 0 {
@@ -233,7 +239,11 @@ func (t *tensor) arrived(h *wire.Header, payload []byte) {
 		o.err = fault.New(fault.Mismatch, "%s round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",
 			t.name, t.round).With(t.about())
 	}
-	for _, p := range o.pulls {
+	pulls := o.pulls
+	if o.worker.Recovers {
+		pulls = pulls[:min(1, len(pulls))]
+	}
+	for _, p := range pulls {
 		region := t.region(p.memory, h.Packet)
 		switch {
 		case payload == nil:
@@ -242,5 +252,5 @@ func (t *tensor) arrived(h *wire.Header, payload []byte) {
 			copy(region, payload)
 		}
 	}
-	o.record(t, h.Packet)
+	o.record(h.Packet)
 }

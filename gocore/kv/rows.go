@@ -96,12 +96,10 @@ func (t *tensor) wantsRows(h *wire.Header) bool {
 func (t *tensor) completeRows(node uint32, h *wire.Header) {
 	o := t.active
 	for p := h.Packet; p < min(h.Packet+h.Run, t.packets); p++ {
-		if o.got[p/64]>>(p%64)&1 == 0 && t.owner(p) == node {
-			o.got[p/64] |= 1 << (p % 64)
-			o.count++
+		if !o.has(p) && t.owner(p) == node {
+			o.record(p)
 		}
 	}
-	o.whole = o.count == t.packets
 }
 
 // PushRows contributes rows to key's next round: rows holds their numbers, values the rows one after the other. Values of

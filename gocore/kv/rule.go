@@ -12,7 +12,7 @@ import (
 )
 
 // SetRule sets the rule by which the aggregators update the weights of keys (nil: of all that can have a rule), from this
-// worker's next push on. Only rank 0's call has an effect; on other ranks it only checks the keys. The ticket ends when every
+// worker's next push on. Only the leader's call has an effect (see leads); on other ranks it only checks the keys. The ticket ends when every
 // aggregator has the rule.
 func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err error) {
 	w.step(func() effects {
@@ -21,7 +21,7 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 			return effects{}
 		}
 		i := &inquiry{about: "the optimiser of " + keysText(tensors)}
-		if w.Rank != 0 {
+		if !w.leads() {
 			ticket = w.Tickets.New(nil)
 			return effects{ended: []*Ticket{ticket}}
 		}
@@ -57,7 +57,7 @@ func (w *Worker) MayRule(keys []uint64) error {
 	return err
 }
 
-// SetLearningRate sets the learning rate of keys (nil: of all that have a rule) for rank 0's later pushes, whose headers
+// SetLearningRate sets the learning rate of keys (nil: of all that have a rule) for the leader's later pushes, whose headers
 // carry it to the aggregators. On other ranks it only checks its arguments.
 func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	if !wire.GoodLearningRate(rate) {
@@ -66,7 +66,7 @@ func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	tensors, err := w.pick(keys, (*tensor).isRuled)
-	if w.Rank != 0 {
+	if !w.leads() {
 		return err
 	}
 	for _, t := range tensors {
@@ -75,7 +75,7 @@ func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	return err
 }
 
-// pick returns the tensors of keys. On rank 0 every key must be good; with nil keys it returns the good ones of all keys. It
+// pick returns the tensors of keys. On the leader every key must be good; with nil keys it returns the good ones of all keys. It
 // returns an error if there are none.
 func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*tensor, err error) {
 	all := keys == nil
@@ -86,7 +86,7 @@ func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*ten
 	}
 	for _, key := range keys {
 		t, err := w.find(key)
-		if err == nil && w.Rank == 0 {
+		if err == nil && w.leads() {
 			err = good(t)
 		}
 		switch code := fault.CodeOf(err); {

@@ -11,8 +11,9 @@ import (
 
 // Ticket is the promise of one operation. It is finished exactly once.
 type Ticket struct {
-	done latch.Latch
-	err  error // written before done is opened
+	done  latch.Latch
+	err   error  // written before done is opened
+	epoch uint16 // likewise; see Epoch
 
 	explain func() Waiting
 
@@ -31,6 +32,9 @@ func (t *Ticket) Wait(timeout time.Duration) (done bool, err error) {
 	}
 	return true, t.err
 }
+
+// Epoch is that of the round of an operation that has ended, in aggregate.Members: all workers of the epoch have contributed to the sum.
+func (t *Ticket) Epoch() int { return int(t.epoch) }
 
 // Waiting describes why an operation has not ended: a text of one line, the key, and the nodes that are missing.
 type Waiting struct {
@@ -131,6 +135,15 @@ func (t *Tickets) Ended(noted int64) int64 {
 	}
 	t.mu.ended = t.mu.ended[first:]
 	return t.mu.ended[0]
+}
+
+// Wake calls the function that Notify has set: the workers of the cluster have changed.
+func (t *Tickets) Wake() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.notify != nil {
+		t.mu.notify()
+	}
 }
 
 // Notify sets the function that is called, from any thread, whenever a ticket that has a number ends. f must not block.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"fptps/gocore/reduce"
 	"fptps/gocore/wire"
@@ -25,50 +26,73 @@ func mix(args ...int) uint64 {
 }
 
 // value is element i of what rank pushes to key in a round: different for every
-// rank, and divisible by the number of workers, so that a mean is whole.
-func value(dtype wire.DType, workers, rank int, key, round uint64, i int) int {
+// rank, and divisible by unit, so that a mean is whole.
+func value(dtype wire.DType, unit, rank int, key, round uint64, i int) int {
 	m := mix(int(key), int(round), rank, i)
-	if dtype == wire.Bool {
+	switch {
+	case dtype == wire.Bool:
 		return int(m>>20) % 4 / 3
+	case unit > 6:
+		return unit * (rank + int(m>>20)%2)
 	}
-	return workers * (3*rank + int(m>>20)%3)
+	return unit * (3*rank + int(m>>20)%3)
 }
+
+// unitOf is a number that can be divided by any number of workers up to this one.
+func unitOf(workers int) int { return []int{1, 1, 2, 6, 12}[workers] }
 
 // part describes the contributions to a round: the ranks that have values, and the operation.
 type part struct {
-	ranks []int
-	op    wire.Op
+	ranks   []int
+	op      wire.Op
+	workers int // contributors, with those of EMPTY; 0: as many as the unit of the values
+}
+
+// without is the part in a sum without dead workers. In round 0 the leader's values count.
+func (p part) without(dead []int, workers int, round uint64) part {
+	p.workers = workers - len(dead)
+	p.ranks = slices.DeleteFunc(slices.Clone(p.ranks), func(rank int) bool { return slices.Contains(dead, rank) })
+	if round == 0 {
+		leader := 0
+		for slices.Contains(dead, leader) {
+			leader++
+		}
+		p.ranks = []int{leader}
+	}
+	return p
 }
 
 // expect is the model: element i of the sum, or mean, of a round.
-func (p part) expect(dtype wire.DType, workers int, key, round uint64, i int) int {
+func (p part) expect(dtype wire.DType, unit int, key, round uint64, i int) int {
 	sum := 0
 	for _, rank := range p.ranks {
-		sum += value(dtype, workers, rank, key, round, i)
+		sum += value(dtype, unit, rank, key, round, i)
 	}
 	switch {
 	case dtype == wire.Bool:
 		return min(sum, 1)
+	case p.op == wire.OpMean && p.workers > 0:
+		return sum / p.workers
 	case p.op == wire.OpMean:
-		return sum / workers
+		return sum / unit
 	}
 	return sum
 }
 
 // pushed is a whole array of values.
-func pushed(dtype wire.DType, elements, workers, rank int, key, round uint64) []byte {
+func pushed(dtype wire.DType, elements, unit, rank int, key, round uint64) []byte {
 	b := make([]byte, 0, elements*dtype.Size())
 	for i := range elements {
-		b = appendElement(b, dtype, value(dtype, workers, rank, key, round, i))
+		b = appendElement(b, dtype, value(dtype, unit, rank, key, round, i))
 	}
 	return b
 }
 
 // expected is a whole array of the model's results.
-func (p part) expected(dtype wire.DType, elements, workers int, key, round uint64) []byte {
+func (p part) expected(dtype wire.DType, elements, unit int, key, round uint64) []byte {
 	b := make([]byte, 0, elements*dtype.Size())
 	for i := range elements {
-		b = appendElement(b, dtype, p.expect(dtype, workers, key, round, i))
+		b = appendElement(b, dtype, p.expect(dtype, unit, key, round, i))
 	}
 	return b
 }

@@ -35,7 +35,7 @@ type WorkerConfig struct {
 	// Deterministic makes the bits of sums independent of the order in which contributions arrive. Each tensor's declaration
 	// has it, and the scheduler refuses workers that differ.
 	Deterministic bool
-	// Recovers: aggregators that are no workers may die (Bury), and the others go on with their packets.
+	// Recovers: other nodes may die (Bury), and this worker goes on with those that are left.
 	Recovers    bool
 	Aggregators []uint32 // the nodes that can sum
 	// Stateful is called before the aggregators hold what nobody else has, which no recovery brings back.
@@ -50,7 +50,8 @@ type WorkerConfig struct {
 // called from any thread, and none blocks.
 type Worker struct {
 	WorkerConfig
-	mu struct {
+	copies sync.WaitGroup // of sums to callers' arrays
+	mu     struct {
 		sync.Mutex
 		byKey   map[uint64]*tensor
 		byID    map[uint32]*tensor // declared ones
@@ -59,7 +60,9 @@ type Worker struct {
 		asks    asks
 		flights flights
 		closed  []closedWorker
-		deaths  []death             // of aggregators, in order
+		deaths  []death             // of other nodes, in order
+		epoch   uint16              // of the rounds that begin now: see aggregate.Members
+		frozen  bool                // after the death of a worker, until Settle: no round begins or ends
 		failed  error               // why every operation is refused; nil while all is well
 		freed   [][]byte            // tensors' memory that step frees
 		waiting map[string][]string // see Waiting
@@ -426,6 +429,13 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 		return waiting
 	case o.whole:
 		waiting.Text = fmt.Sprintf("%s: the sum is here, the last bytes are being sent", t.name)
+		return waiting
+	case w.mu.frozen && o.verb != verbFetch:
+		waiting.Text = fmt.Sprintf("%s: after the death of a worker, until all nodes have heard of it, no round ends", t.name)
+		waiting.Missing = w.mu.waiting[wire.Deaths]
+		if len(waiting.Missing) > 0 {
+			waiting.Text += "; missing: " + strings.Join(waiting.Missing, ", ")
+		}
 		return waiting
 	case t.active == nil && len(t.queue) > 0 && t.waits():
 		waiting.Text = fmt.Sprintf("%s: round %d waits for the scheduler to decide on a new plan", t.name, t.next)

@@ -5,12 +5,17 @@ import (
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
+	"fptps/gocore/wire"
 )
 
-// onBuried handles the verdict that a server is dead and that the cluster goes on without it. The node drops its connections with
-// it, after which its worker gives the packets of the dead one to the others. Deaths are handled in the order of the verdicts.
-func (n *Node) onBuried(id int, why string) {
+// onBuried handles the verdict that a node is dead and that the cluster goes on without it. The node drops its connections with
+// it, after which its worker gives the packets of the dead one to the others. Deaths are handled in the order of the verdicts. After the
+// death of a worker, with which an epoch begins, no round ends here until onSettled.
+func (n *Node) onBuried(id int, why string, epoch int) {
 	n.noteDead(id)
+	if worker := n.worker(); worker != nil && epoch > 0 {
+		worker.Freeze()
+	}
 	done := make(chan struct{})
 	n.mu.Lock()
 	before := n.mu.burial
@@ -26,13 +31,14 @@ func (n *Node) onBuried(id int, why string) {
 		case <-n.ctx.Done():
 			return nil
 		}
-		return n.bury(id, why)
+		return n.bury(id, why, epoch)
 	})
 }
 
-func (n *Node) bury(id int, why string) error {
+func (n *Node) bury(id int, why string, epoch int) error {
 	n.mu.Lock()
-	tr, worker := n.mu.transport, n.mu.worker
+	n.mu.view = n.mu.view.Without(id)
+	tr, worker, handlers, post := n.mu.transport, n.mu.worker, n.mu.handlers, n.mu.post
 	n.mu.Unlock()
 	ctx, cancel := context.WithTimeout(n.ctx, reconnectTime)
 	defer cancel()
@@ -44,10 +50,31 @@ func (n *Node) bury(id int, why string) error {
 			return fault.New(fault.Internal, "the connection with %s did not end: %v", cluster.Name(id), err)
 		}
 	}
-	if worker == nil {
-		return nil
+	var complete wire.Rounds
+	if rank := wire.RankOfWorker(id); rank >= 0 {
+		for _, h := range handlers {
+			if h.Aggregator != nil {
+				h.Aggregator.Bury(rank)
+			}
+		}
 	}
-	n.log.Warn(cluster.Name(id)+" was lost; the others sum its packets from now on", "reason", why)
-	worker.Bury(uint32(id))
+	if worker != nil {
+		n.log.Warn(cluster.Name(id)+" was lost; the others go on without it", "reason", why)
+		worker.Bury(uint32(id))
+		complete = worker.Complete()
+	}
+	if epoch > 0 {
+		post.Survived(epoch, complete)
+	}
 	return nil
+}
+
+// onSettled handles the scheduler's decision about the rounds in which a worker has died.
+func (n *Node) onSettled(complete wire.Rounds) {
+	if worker := n.worker(); worker != nil {
+		if err := worker.Settle(complete); err != nil {
+			go n.guard(func() error { return err })
+		}
+		n.Tickets.Wake()
+	}
 }

@@ -50,6 +50,7 @@ type Config struct {
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
 	Recovers          bool
+	MinWorkers        int // see cluster.Config
 	RecoveryTimeout   time.Duration
 	Resend            bool // see cluster.Config
 	SendBuffer        int
@@ -88,8 +89,11 @@ var Settings = []Setting{
 	{Name: "PS_RESEND", Default: "0", Doc: "1: the ps-lite programs of this cluster run with PS_RESEND=1, and wait until each message is acknowledged. Between nodes of fptps nothing has to be sent again.",
 		parse: boolean(func(c *Config) *bool { return &c.Resend })},
 	{Name: "FPTPS_RECOVERY", Default: "0",
-		Doc:   "Of the scheduler: 1: the death of a server does not end a training. Each worker keeps the last sum of each tensor for that, and copies sums once more. It still ends where aggregators hold what no worker has: an optimiser's weights, tables, tensors that are not `sync`.",
+		Doc:   "Of the scheduler: 1: the death of a server or a worker does not end a training. Each worker keeps the last sum of each tensor for that, and copies sums once more. It still ends where aggregators hold what no worker has: an optimiser's weights, tables, tensors that are not `sync`.",
 		parse: boolean(func(c *Config) *bool { return &c.Recovers })},
+	{Name: "FPTPS_MIN_WORKERS", Default: "1",
+		Doc:   "Of the scheduler, with FPTPS_RECOVERY=1: a death that leaves fewer workers ends the training.",
+		parse: integer(1, wire.MaxWorkers, func(c *Config) *int { return &c.MinWorkers })},
 	{Name: "FPTPS_RECOVERY_TIMEOUT", Default: "60", Unit: "seconds",
 		Doc:   "Of the scheduler, in a cluster of `fptps.ps` and ps-lite's programs: how long it keeps the place of a dead node for a successor before the cluster ends; 0: the cluster ends at once.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},

@@ -22,6 +22,7 @@ type Info struct {
 	Scheduler  string `json:"scheduler"` // host:port, "" without a cluster
 
 	Deterministic bool `json:"deterministic"` // of a worker: see kv.WorkerConfig
+	Recovers      bool `json:"recovers"`      // likewise
 
 	// Of the scheduler: the nodes that have asked to join, in order, and all nodes once they have joined.
 	Asked   []Asked  `json:"asked"`
@@ -41,6 +42,7 @@ func (n *Node) Info() Info {
 	i := Info{Role: n.config.Role.String(), Joined: n.mu.hasJoined, NumWorkers: n.config.Workers, NumServers: n.config.Servers, Deterministic: n.config.Deterministic}
 	if !n.config.Alone() {
 		i.Rank = n.mu.view.Rank()
+		i.Recovers = n.mu.view.Recovers
 		i.Scheduler = fmt.Sprintf("%s:%d", n.config.SchedulerHost, n.config.SchedulerPort)
 	}
 	if n.config.Role == cluster.RoleScheduler {
@@ -50,6 +52,14 @@ func (n *Node) Info() Info {
 		}
 	}
 	return i
+}
+
+// Absent lists the ranks of the workers that have died, in order.
+func (n *Node) Absent() []int {
+	if worker := n.worker(); worker != nil {
+		return worker.Absent()
+	}
+	return nil
 }
 
 // onAsked records that a node has asked to join. Nodes that ask and vanish, again and again, fill no memory.

@@ -101,7 +101,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 	if err != nil {
 		return nil, err
 	}
-	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
+	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
 		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
@@ -130,7 +130,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, MinWorkers: c.MinWorkers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }
@@ -141,7 +141,7 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	if err != nil {
 		return err
 	}
-	if err := n.setIfOpen(func() { n.mu.worker, n.mu.view = t.worker, view }); err != nil {
+	if err := n.setIfOpen(func() { n.mu.worker, n.mu.handlers, n.mu.view = t.worker, t.lanes, view }); err != nil {
 		return err
 	}
 	dial, accept := connections(view, t.aggregators)

@@ -42,6 +42,7 @@ type Node struct {
 		state         state
 		failure       error // why operations are refused; nil while they are not
 		worker        *kv.Worker
+		handlers      []*kv.Handler // of the lanes
 		post          *cluster.Postoffice
 		scheduler     *cluster.Runner
 		transport     *transport.Transport

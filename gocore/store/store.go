@@ -19,7 +19,7 @@ import (
 
 // Store holds the weights of one aggregator. It is not safe for concurrent use.
 type Store struct {
-	// Recovers: after the death of an aggregator this one may get some of its packets.
+	// Recovers: after the death of an aggregator this one may get some of its packets, after that of a worker rounds may be repeated.
 	Recovers bool
 
 	workers        int
@@ -105,8 +105,8 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 	return nil
 }
 
-// takeOver prepares for the first round of a packet under a new plan, or after the death of its aggregator: another one has summed
-// the rounds before, and a plain sum leaves nothing behind but their number.
+// takeOver prepares for the first round of a packet under a new plan, or after a death: another aggregator may have summed the rounds
+// before, and the workers may repeat a round. A plain sum leaves nothing behind but the number of its round.
 func (s *Store) takeOver(sum *aggregate.Sum) {
 	h := &sum.Header
 	t := s.tensors[h.Tensor]
@@ -122,7 +122,7 @@ func (s *Store) takeOver(sum *aggregate.Sum) {
 		p = &packet{}
 		t.packets[h.Packet] = p
 	}
-	if p != nil && (p.plan != sum.Plan || s.Recovers) && p.round < h.Round {
+	if p != nil && (s.Recovers || p.plan != sum.Plan && p.round < h.Round) {
 		p.plan, p.round = sum.Plan, h.Round-1
 	}
 }
@@ -140,6 +140,9 @@ func (s *Store) initPacket(sum *aggregate.Sum) {
 	t := s.tensors[h.Tensor]
 	if t == nil {
 		t = s.newTensor(h.Tensor, sum.Policy, h.DType, h.Codec)
+	}
+	if old := t.packets[h.Packet]; old != nil { // the workers repeat the round
+		old.release()
 	}
 	p := &packet{value: sum.Buffer, plan: sum.Plan}
 	if p.value == nil {

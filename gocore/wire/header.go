@@ -80,6 +80,7 @@ type Header struct {
 	Packet       uint32 // number within the tensor
 	Run          uint32 // Empty, Want, Have, and Sum of a table: number of packets; else 1
 	Round        uint64 // the tensor's n-th push; 0 is init
+	Epoch        uint16 // Contrib, Empty, Sum, Want, Have, Recall, Kept: of the round; see gocore/aggregate
 	Number       uint64 // Ask, Answer: of the ask; Part: of the message
 	Priority     int32  // larger is more urgent
 	Contributors uint16 // Sum: number of workers that contributed
@@ -124,7 +125,8 @@ func (h *Header) Put(b []byte) {
 	le.PutUint16(b[46:], h.Ahead)
 	le.PutUint16(b[48:], uint16(h.RawLen))
 	le.PutUint16(b[50:], h.Uplink)
-	le.PutUint32(b[52:], h.WireLen)
+	le.PutUint16(b[52:], uint16(h.WireLen))
+	le.PutUint16(b[54:], h.Epoch)
 	le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
@@ -150,7 +152,7 @@ func (h *Header) Get(b []byte) error {
 		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: Codec(b[7]),
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]),
 		Priority: int32(le.Uint32(b[40:])), Ahead: le.Uint16(b[46:]),
-		RawLen: uint32(le.Uint16(b[48:])), WireLen: le.Uint32(b[52:]),
+		RawLen: uint32(le.Uint16(b[48:])), WireLen: uint32(le.Uint16(b[52:])), Epoch: le.Uint16(b[54:]),
 		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
 		Sent:         le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]), Plan: le.Uint16(b[38:]), Uplink: le.Uint16(b[50:]),
 	}
@@ -191,6 +193,9 @@ func (h *Header) check() error {
 	contributes := h.Kind == Contrib || h.Kind == Empty
 	if h.Plan != 0 && !contributes {
 		return fmt.Errorf("kind %d with a plan", h.Kind)
+	}
+	if h.Epoch != 0 && !contributes && h.Kind != Sum && h.Kind != Want && h.Kind != Have && h.Kind != Recall && h.Kind != Kept {
+		return fmt.Errorf("kind %d with an epoch", h.Kind)
 	}
 	if contributes && !h.Policy.Valid() {
 		return fmt.Errorf("unknown consistency %d", h.Policy)

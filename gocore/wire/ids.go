@@ -25,6 +25,17 @@ func ServerID(rank int) int { return 2*rank + 8 }
 // WorkerID is the id of the worker of a rank.
 func WorkerID(rank int) int { return 2*rank + 9 }
 
+// RankOfWorker is the rank of the worker with an id; -1 for other nodes.
+func RankOfWorker(id int) int {
+	if id < WorkerID(0) || id%2 == 0 {
+		return -1
+	}
+	return (id - WorkerID(0)) / 2
+}
+
+// Deaths is the name of the wait, after the death of a worker, until all nodes have heard of it.
+const Deaths = "the news of a death"
+
 // AboutNode is what errors about a node have as its role and rank.
 func AboutNode(id int) fault.About {
 	role, number, _ := strings.Cut(NodeName(id), " ")

@@ -69,8 +69,22 @@ func (c *cursor) next() bool {
 // FirstRounds returns the first round of each tensor under a new plan, from what all workers have promised: the one after the
 // newest that any of them had begun. A tensor keeps its plan (NoRound) if one of them excepts it. The list ends where the shortest promise does.
 func FirstRounds(promises []Rounds) (first Rounds) {
-	cursors := make([]cursor, len(promises))
-	for i, p := range promises {
+	newest := MostRounds(promises)
+	for i, round := range newest.Last {
+		if round < NoRound {
+			newest.Last[i]++
+		}
+	}
+	for i, n := range newest.Counts {
+		first.add(n, newest.Last[i])
+	}
+	return first
+}
+
+// MostRounds returns the largest number of each tensor in any of the lists. It ends where the shortest of them does.
+func MostRounds(lists []Rounds) (most Rounds) {
+	cursors := make([]cursor, len(lists))
+	for i, p := range lists {
 		cursors[i] = cursor{Rounds: p, run: -1}
 	}
 	for len(cursors) > 0 {
@@ -78,19 +92,16 @@ func FirstRounds(promises []Rounds) (first Rounds) {
 		for i := range cursors {
 			c := &cursors[i]
 			if !c.next() {
-				return first
+				return most
 			}
 			count, newest = min(count, c.left), max(newest, c.Last[c.run])
 		}
-		if newest < NoRound {
-			newest++
-		}
-		if !first.add(count, newest) {
-			return first
+		if !most.add(count, newest) {
+			return most
 		}
 		for i := range cursors {
 			cursors[i].left -= count
 		}
 	}
-	return first
+	return most
 }

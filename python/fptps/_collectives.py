@@ -3,7 +3,7 @@
 All workers make the same calls in the same order. Each step of a call begins with a meeting: every worker contributes a
 row to a small table, whose sum all receive. The rows name the call, so that workers in different calls notice it, and
 the size of each worker's content. Content that does not fit into a row follows in chunks: the sender pushes, the others
-skip.
+skip. Where workers die (FPTPS_RECOVERY=1), the ticket of each round names those that took part, the same on all workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import operator
 import pickle
 import struct
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, Union
 
 import numpy as np
@@ -26,7 +26,7 @@ from ._arrays import NAMES, Place, locate
 from ._autograd import modified
 from ._failures import failure_of, packed, unpacked
 from ._tensors import shape_text
-from .errors import BusyError, MismatchError, TimeoutError
+from .errors import BusyError, MismatchError, NodeLostError, TimeoutError
 from .namespace import Array, Namespace
 from .ticket import Ticket
 
@@ -104,12 +104,14 @@ class Collectives:
     def broadcast_object(self, obj: Any, root: int) -> Any:
         return self._run("broadcast_object()", (root,), self._broadcast_object(obj, root))
 
-    def allgather_object(self, obj: Any) -> list[Any]:
-        result: list[Any] = self._run("allgather_object()", (), self._allgather_object(obj))
+    def allgather(self, obj: Any) -> dict[int, Any]:
+        """allgather_object(), by rank."""
+        result: dict[int, Any] = self._run("allgather_object()", (), self._allgather(obj))
         return result
 
     def save(self, path: str, work: Callable[[Callable[[], None]], None]) -> None:
-        """Runs work(progress) on rank 0, which calls progress() often. Raises its exception on every worker."""
+        """Runs work(progress) on the leader, the lowest rank, which calls progress() often. Raises its exception on every
+        worker."""
         self._run("save()", (path,), self._lead(SAVE, work))
 
     def load(self, path: str, work: Callable[[Callable[[], None]], None], finish: Callable[[], None]) -> None:
@@ -152,9 +154,9 @@ class Collectives:
         pieces = [_bytes_of(place) for _, _, place in places]
         description = json.dumps({key: f"shape {shape_text(p)} and dtype {_dtype(p)}" for key, _, p in places})
         rows = yield from self._agree(BROADCAST, root, pieces, _digest(description), failed)
-        if any(row.digest != rows[0].digest for row in rows):
+        if any(row.digest != rows[root].digest for row in rows.values()):
             described = yield from self._gather(DESCRIBE, description.encode())
-            raise MismatchError(_differences(root, [json.loads(text) for text in described]))
+            raise MismatchError(_differences(root, {rank: json.loads(text) for rank, text in described.items()}))
         yield from self._spread(root, rows[root], pieces)
         if root != self._rank:
             for _, array, _ in places:
@@ -173,7 +175,7 @@ class Collectives:
         received = yield from self._content(root, rows[root], pickled[0])
         return obj if root == self._rank else pickle.loads(received)
 
-    def _allgather_object(self, obj: Any) -> Steps[list[Any]]:
+    def _allgather(self, obj: Any) -> Steps[dict[int, Any]]:
         pickled = [b""]
 
         def prepare() -> None:
@@ -181,34 +183,48 @@ class Collectives:
 
         failed = failure_of(prepare)
         contents = yield from self._gather(ALLGATHER_OBJECT, pickled[0], failed)
-        return [obj if rank == self._rank else pickle.loads(content) for rank, content in enumerate(contents)]
+        return {rank: obj if rank == self._rank else pickle.loads(content) for rank, content in contents.items()}
 
     def _load(self, work: Callable[[Callable[[], None]], None], finish: Callable[[], None]) -> Steps[None]:
         yield from self._lead(LOAD, work)
         yield from self._agree(LOAD, failed=failure_of(finish))
 
     def _lead(self, call: int, work: Callable[[Callable[[], None]], None]) -> Steps[None]:
-        """Rank 0 works, once all are here; at the end of each meeting the others know whether it still does."""
+        """The leader works, once all are here; at the end of each meeting the others know whether it still does."""
         rows = yield from self._agree(call, digest=AT_WORK)
-        if self._rank != 0:
-            while rows[0].digest == AT_WORK:
+        leader = min(rows)
+        if self._rank != leader:
+            while rows[leader].digest == AT_WORK:
                 rows = yield from self._agree(call)
+                self._check_lives(call, leader, rows)
             return
         progress = _Progress(functools.partial(self._meeting, Row(call, False, 0, 0, AT_WORK)))
         failed = failure_of(lambda: work(progress.made))
         yield progress.sent
         yield from self._agree(call, failed=failed)
 
+    def _check_lives(self, call: int, sender: int, workers: Iterable[int]) -> None:
+        if sender not in workers:
+            raise NodeLostError(
+                f"{NAME_OF[call]}() ended with worker {sender}, which has died: call it again", role="worker", rank=sender
+            )
+
     def _check_root(self, root: int) -> None:
         if not 0 <= operator.index(root) < self._workers:
             raise ValueError(f"root={root}: a worker's rank is expected, 0 to {self._workers - 1}")
 
-    def _gather(self, call: int, content: bytes, failed: list[BaseException] | None = None) -> Steps[list[bytes]]:
-        """The contents of all workers, by rank."""
+    def _gather(
+        self, call: int, content: bytes, failed: list[BaseException] | None = None
+    ) -> Steps[dict[int, bytes]]:
+        """The contents of all workers, by rank, without those that die meanwhile."""
         rows = yield from self._agree(call, 0, [_array(content)], 0, failed)
-        contents = []
-        for rank, row in enumerate(rows):
-            contents.append((yield from self._content(rank, row, content)))
+        contents = {}
+        for rank, row in rows.items():
+            try:
+                contents[rank] = yield from self._content(rank, row, content)
+            except NodeLostError as error:
+                if error.rank != rank:  # the cluster has ended
+                    raise
         return contents
 
     def _agree(
@@ -218,8 +234,8 @@ class Collectives:
         pieces: Sequence[Bytes] = (),
         digest: int = 0,
         failed: list[BaseException] | None = None,
-    ) -> Steps[list[Row]]:
-        """Meets; gives the rows of all workers. Raises MismatchError where they are in different calls.
+    ) -> Steps[dict[int, Row]]:
+        """Meets; gives the rows of all workers, by rank. Raises MismatchError where they are in different calls.
 
         failed: empty, or the error for which this worker cannot take part. Every worker raises it then, or that of the
         lowest such rank.
@@ -229,18 +245,22 @@ class Collectives:
         size = sum(len(piece) for piece in pieces)
         head = b"".join(piece.tobytes() for piece in pieces) if size <= INLINE else b""
         table = yield from self._declared("calls", ROW * self._workers)
-        yield self._meeting(Row(call, bool(failed), root, size, digest, head)).result
-        rows = [Row.unpacked(table[at : at + ROW].tobytes()) for at in range(0, len(table), ROW)]
-        for rank, row in enumerate(rows):
+        meeting = self._meeting(Row(call, bool(failed), root, size, digest, head))
+        yield meeting.result
+        rows = {rank: Row.unpacked(table[rank * ROW :][:ROW].tobytes()) for rank in meeting.workers}
+        first = min(rows)
+        for rank, row in rows.items():
             if row.failed:
                 content = yield from self._content(rank, row, b"".join(piece.tobytes() for piece in pieces))
                 raise (failed.pop() if failed else unpacked(rank, content))
-        for rank, row in enumerate(rows):
-            if (row.call, row.root) != (rows[0].call, rows[0].root):
+        for rank, row in rows.items():
+            if (row.call, row.root) != (rows[first].call, rows[first].root):
                 raise MismatchError(
-                    f"worker 0 calls {rows[0].text}, worker {rank} {row.text}: all workers have to make the same "
+                    f"worker {first} calls {rows[first].text}, worker {rank} {row.text}: all workers have to make the same "
                     "collective calls in the same order"
                 )
+        if call in ROOTED:
+            self._check_lives(call, root, rows)
         return rows
 
     def _meeting(self, row: Row) -> Ticket[Any]:
@@ -277,7 +297,9 @@ class Collectives:
                 yield self._tensors.push(key, memory).result
             else:
                 self._tensors.skip(key)
-                yield self._tensors.pull(key, out=memory).result
+                pulled = self._tensors.pull(key, out=memory)
+                yield pulled.result
+                self._check_lives(row.call, sender, pulled.workers)
                 for piece, part in _cut(pieces, begin, memory[:size]):
                     piece[:] = part
 
@@ -344,13 +366,13 @@ def _cut(pieces: Sequence[Bytes], begin: int, chunk: Bytes) -> Iterator[tuple[By
         at += len(piece)
 
 
-def _differences(root: int, described: list[dict[str, str]]) -> str:
+def _differences(root: int, described: dict[int, dict[str, str]]) -> str:
     """How the arrays of the workers differ from root's."""
-    expected = described[root]
+    expected = described.get(root, {})
     found = [
         f"array {key} has {own.get(key, 'no counterpart')} at worker {rank}, "
         f"{expected.get(key, 'no counterpart')} at worker {root}"
-        for rank, own in enumerate(described)
+        for rank, own in described.items()
         for key in sorted(own.keys() | expected.keys())
         if own.get(key) != expected.get(key)
     ]

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import json
 import logging
 import os
 import time
@@ -53,6 +54,10 @@ class Session:
         self.named: Named = lambda error: error
         """An error of the core, in the words of the program."""
         self.live: dict[int, Ticket[Any]] = {}  # the operations that have not ended; their arrays are kept alive
+        self.ranks = 1  # how many workers the cluster had at its start
+        self.watchers: list[Callable[[tuple[int, ...]], object]] = []  # to be called when workers have died
+        self._absent: list[int] = []  # the ranks of those that have died, as far as is known here
+        self._announced = 0  # of how many of them the watchers know
         self.waited = 0.0
         self._leaving = False
         self._refusal = closed
@@ -138,12 +143,40 @@ class Session:
                 self._reap(self.handle)
 
     def _reap(self, handle: int) -> None:
+        if self.watchers:
+            self.callback_thread().call(self._announce)
         number = self.core.ended(handle, 0)
         while number:
             ticket = self.live.get(number)
             if ticket is not None and ticket.poll(0.0):
                 ticket.release()
             number = self.core.ended(handle, number)
+
+    def workers(self, epoch: int | None = None) -> tuple[int, ...]:
+        """The ranks of the workers that live, or that did after so many deaths."""
+        if self.handle and (epoch is None or epoch > len(self._absent)):
+            with contextlib.suppress(ClosedError):
+                self._absent = json.loads(self.core.absent(self.handle)) or []
+        absent = set(self._absent[:epoch])
+        return tuple(rank for rank in range(self.ranks) if rank not in absent)
+
+    def watch(self, function: Callable[[tuple[int, ...]], object]) -> None:
+        """Calls function(workers) on the thread of callbacks whenever workers have died."""
+        self._announced = self.ranks - len(self.workers())
+        self.watchers.append(function)
+        self.callback_thread()
+
+    def _announce(self) -> None:
+        """Calls the watchers; on the thread of callbacks."""
+        workers = self.workers()
+        if self.ranks - len(workers) == self._announced:
+            return
+        self._announced = self.ranks - len(workers)
+        for function in self.watchers:
+            try:
+                function(workers)
+            except Exception:
+                _log.exception("a function of KVWorker.on_membership() failed")
 
     def usable(self) -> int:
         """The handle for tickets; ClosedError after the close and in a forked child."""

@@ -310,8 +310,8 @@ def _restore(
                 ).result()
                 log.made(end - begin)
         # With another number of workers the ranks mean other processes: all go on from the slowest clock.
-        same = len(tensor.clock) == worker._num_workers
-        clock = np.array(tensor.clock if same else [min(tensor.clock)] * worker._num_workers, np.uint64)
+        same = len(tensor.clock) == worker._session.ranks
+        clock = np.array(tensor.clock if same else [min(tensor.clock)] * worker._session.ranks, np.uint64)
         address = locate(clock, write=False).address
         session.submit(session.core.resume, clock, numbers[key], address, clock.nbytes).result()
 

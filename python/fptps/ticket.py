@@ -28,6 +28,9 @@ _log = logging.getLogger("fptps")
 UNDER_WAY, SUCCEEDED, BROKEN, UNKNOWN = range(4)
 """The states of an operation, as the core's wait() returns them. UNKNOWN: it was never begun, or its end was noted."""
 
+STATE_BITS: Final = 8
+"""The bits of wait()'s result that are the state; of an operation that SUCCEEDED the others are its epoch."""
+
 SLICE_S = 0.1
 """The longest single call into the core. Python sees a Ctrl-C only between two calls."""
 
@@ -40,7 +43,9 @@ class Ticket(Generic[Result]):
     ticket itself is dropped. `await ticket` does what wait() does, for asyncio. Any thread may use a ticket.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_ends", "_key", "_result", "_session", "_waiters", "arrays", "number")
+    __slots__ = (
+        "__weakref__", "_callbacks", "_ends", "_epoch", "_key", "_result", "_session", "_waiters", "arrays", "number"
+    )  # fmt: skip
 
     def __init__(self, session: Session, number: int, arrays: object, result: Result, key: Key | None = None) -> None:
         self.number: Final = number
@@ -50,6 +55,7 @@ class Ticket(Generic[Result]):
         self._session = session
         self._result = result
         self._key = key  # of the tensor that the operation is about
+        self._epoch = 0  # how many workers had died before the round of the operation; see KVWorker.workers
         self._ends: list[BaseException | None] = []  # how it ended: the first that was noted counts; empty: not yet
         self._waiters: list[Callable[[], object]] = []  # called once when it has ended, on any thread
         self._callbacks: list[Callable[[Ticket[Result]], object]] = []
@@ -73,6 +79,17 @@ class Ticket(Generic[Result]):
         """Waits as result() does, and gives the error that result() would raise; None if the operation went well."""
         self._wait(self._session.seconds(timeout))
         return self._error()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks of the workers that took part in the operation's round: all, unless some have died (FPTPS_RECOVERY=1).
+
+        Every worker gets the same for the same round: so all can change their data, or a rate, in the same step.
+        ValueError as long as the ticket is not done. Of an operation that failed it means nothing.
+        """
+        if not self._ends:
+            raise ValueError("the ticket is not done: wait for it first")
+        return self._session.workers(self._epoch)
 
     def add_done_callback(self, function: Callable[[Ticket[Result]], object]) -> None:
         """Calls function(ticket) when the operation has ended: at once, on this thread, if it has already.
@@ -127,8 +144,10 @@ class Ticket(Generic[Result]):
             try:
                 handle = self._session.usable()
                 # Rounded up: a wait of the last 0.3 ms must not spin.
-                state = core.wait(handle, self.number, math.ceil(seconds * 1000))
+                result = core.wait(handle, self.number, math.ceil(seconds * 1000))
+                state = result & (1 << STATE_BITS) - 1
                 if state == SUCCEEDED:
+                    self._epoch = result >> STATE_BITS
                     self.settle(None)
                 elif state == BROKEN:
                     self.settle(from_core(core.failure(handle, self.number)))

@@ -7,6 +7,7 @@ import logging
 import operator
 import os
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
@@ -71,12 +72,13 @@ class KVWorker(Namespace):
             session.drop()
             raise
         self._rank = int(info["rank"])
-        self._num_workers = int(info["num_workers"])
+        session.ranks = int(info["num_workers"])
         self._num_servers = int(info["num_servers"])
         self._deterministic = bool(info["deterministic"])
-        self._tensors.workers = self._num_workers
+        self._recovers = bool(info["recovers"])
+        self._tensors.workers = session.ranks
         hidden = Namespace(session, Tensors(), ("",), None)  # no name of a user's is empty
-        self._collectives = Collectives(hidden, self._rank, self._num_workers)
+        self._collectives = Collectives(hidden, self._rank, session.ranks)
         session.waited = 0.0
         session.name = repr(self)
 
@@ -89,13 +91,29 @@ class KVWorker(Namespace):
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0 to num_workers - 1."""
+        """This worker's number, from 0. It stays when others die."""
         return self._rank
 
     @property
     def num_workers(self) -> int:
-        """The number of workers in the cluster."""
-        return self._num_workers
+        """The number of workers in the cluster, without those that have died (FPTPS_RECOVERY=1)."""
+        return len(self.workers)
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks of the workers, in order, without those that have died.
+
+        Other workers may hear of a death some steps earlier or later. Where all have to act in the same step, use
+        Ticket.workers.
+        """
+        return self._session.workers()
+
+    def on_membership(self, function: Callable[[tuple[int, ...]], object]) -> None:
+        """Calls function(workers), with the ranks of those that are left, whenever workers have died.
+
+        It runs on the thread of done callbacks (see Ticket.add_done_callback). An exception of it is logged.
+        """
+        self._session.watch(function)
 
     @property
     def num_servers(self) -> int:
@@ -121,6 +139,7 @@ class KVWorker(Namespace):
         save() and load()). MismatchError on all workers if they call something else or with another root, and if shapes
         or dtypes differ; an array that cannot be used is an error on all, too. TimeoutError names those that have not
         come: the same call, with the same arrays, then goes on waiting. BusyError if another such call has not ended.
+        NodeLostError if worker root dies (FPTPS_RECOVERY=1); the arrays of the others may have been written to in part.
         """
         self._collectives.broadcast(arrays, root)
 
@@ -134,8 +153,11 @@ class KVWorker(Namespace):
         return self._collectives.broadcast_object(obj, root)
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        """Returns the objects of all workers, by rank, on every worker. Pickle and errors: see broadcast_object()."""
-        return self._collectives.allgather_object(obj)
+        """Returns the objects of all workers, in the order of ranks, on every worker; those of dead ones are left out.
+
+        Pickle and errors: see broadcast_object().
+        """
+        return list(self._collectives.allgather(obj).values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the aggregators' state to a safetensors file: weights, the optimisers' state, clocks.
@@ -230,4 +252,4 @@ class KVWorker(Namespace):
     def __repr__(self) -> str:
         if not self._session.entry and hasattr(self, "_rank"):
             return "<fptps.KVWorker closed>"
-        return f"<fptps.KVWorker {getattr(self, '_rank', '?')} of {getattr(self, '_num_workers', '?')}>"
+        return f"<fptps.KVWorker {getattr(self, '_rank', '?')} of {self._session.ranks if hasattr(self, '_rank') else '?'}>"

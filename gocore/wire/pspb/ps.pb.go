@@ -274,7 +274,7 @@ type Meta struct {
 	Incarnation *uint64 `protobuf:"fixed64,1004,opt,name=incarnation" json:"incarnation,omitempty"`
 	// In the answer to ADD_NODE: the plan may change later, so that every node may have to sum.
 	Replans *bool `protobuf:"varint,1005,opt,name=replans" json:"replans,omitempty"`
-	// In the answer to ADD_NODE: the cluster goes on after the death of a server where it can.
+	// In the answer to ADD_NODE: the cluster goes on after the death of a node where it can.
 	Recovers *bool `protobuf:"varint,1006,opt,name=recovers" json:"recovers,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
@@ -299,6 +299,8 @@ type Meta struct {
 	//	*Meta_Commit
 	//	*Meta_Abort
 	//	*Meta_Stateful
+	//	*Meta_Survived
+	//	*Meta_Settled
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -652,6 +654,24 @@ func (x *Meta) GetStateful() *Stateful {
 	return nil
 }
 
+func (x *Meta) GetSurvived() *Survived {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Survived); ok {
+			return x.Survived
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetSettled() *Settled {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Settled); ok {
+			return x.Settled
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -732,6 +752,14 @@ type Meta_Stateful struct {
 	Stateful *Stateful `protobuf:"bytes,1028,opt,name=stateful,oneof"` // worker to scheduler
 }
 
+type Meta_Survived struct {
+	Survived *Survived `protobuf:"bytes,1029,opt,name=survived,oneof"` // node to scheduler
+}
+
+type Meta_Settled struct {
+	Settled *Settled `protobuf:"bytes,1030,opt,name=settled,oneof"` // scheduler to worker
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -769,6 +797,10 @@ func (*Meta_Commit) isMeta_Own() {}
 func (*Meta_Abort) isMeta_Own() {}
 
 func (*Meta_Stateful) isMeta_Own() {}
+
+func (*Meta_Survived) isMeta_Own() {}
+
+func (*Meta_Settled) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -1266,6 +1298,7 @@ type Lost struct {
 	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"`            // the cluster goes on, and keeps its place for another
 	Incarnation   *uint64                `protobuf:"fixed64,4,opt,name=incarnation" json:"incarnation,omitempty"` // of the process that is dead
 	Buried        *bool                  `protobuf:"varint,5,opt,name=buried" json:"buried,omitempty"`            // the cluster goes on without it
+	Epoch         *uint32                `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`              // that begins with the death of a worker: the number of workers that are buried
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1333,6 +1366,13 @@ func (x *Lost) GetBuried() bool {
 		return *x.Buried
 	}
 	return false
+}
+
+func (x *Lost) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
 }
 
 // Leave says that the sender leaves without waiting for the others. The answer is
@@ -1885,6 +1925,122 @@ func (x *Stateful) GetWhat() string {
 	return ""
 }
 
+// Survived says that the sender's connections with the workers that are buried have ended. From a worker it says too
+// that rounds[i] rounds of each of the next counts[i] tensors by id have ended there: the first is round 0.
+type Survived struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         *uint32                `protobuf:"varint,1,opt,name=epoch" json:"epoch,omitempty"` // of the last of these deaths
+	Counts        []uint32               `protobuf:"varint,2,rep,packed,name=counts" json:"counts,omitempty"`
+	Rounds        []uint64               `protobuf:"varint,3,rep,packed,name=rounds" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Survived) Reset() {
+	*x = Survived{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Survived) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Survived) ProtoMessage() {}
+
+func (x *Survived) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Survived.ProtoReflect.Descriptor instead.
+func (*Survived) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Survived) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *Survived) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Survived) GetRounds() []uint64 {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// Settled answers Survived of all nodes: the workers repeat all rounds but the first rounds[i] of the next counts[i] tensors
+// by id, without the dead.
+type Settled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Counts        []uint32               `protobuf:"varint,1,rep,packed,name=counts" json:"counts,omitempty"`
+	Rounds        []uint64               `protobuf:"varint,2,rep,packed,name=rounds" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settled) Reset() {
+	*x = Settled{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settled) ProtoMessage() {}
+
+func (x *Settled) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settled.ProtoReflect.Descriptor instead.
+func (*Settled) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Settled) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Settled) GetRounds() []uint64 {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1901,7 +2057,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2069,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2145,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2157,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2198,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +2210,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,8 +2267,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xbd\n" +
-	"\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x94\v\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -2159,7 +2314,9 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x06commit\x18\x82\b \x01(\v2\n" +
 	".ps.CommitH\x00R\x06commit\x12\"\n" +
 	"\x05abort\x18\x83\b \x01(\v2\t.ps.AbortH\x00R\x05abort\x12+\n" +
-	"\bstateful\x18\x84\b \x01(\v2\f.ps.StatefulH\x00R\bstatefulB\x05\n" +
+	"\bstateful\x18\x84\b \x01(\v2\f.ps.StatefulH\x00R\bstateful\x12+\n" +
+	"\bsurvived\x18\x85\b \x01(\v2\f.ps.SurvivedH\x00R\bsurvived\x12(\n" +
+	"\asettled\x18\x86\b \x01(\v2\v.ps.SettledH\x00R\asettledB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -2200,13 +2357,14 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\aSuspect\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"z\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\x90\x01\n" +
 	"\x04Lost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +
 	"\x06vacant\x18\x03 \x01(\bR\x06vacant\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\x12\x16\n" +
-	"\x06buried\x18\x05 \x01(\bR\x06buried\"\x19\n" +
+	"\x06buried\x18\x05 \x01(\bR\x06buried\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\rR\x05epoch\"\x19\n" +
 	"\x05Leave\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\"P\n" +
 	"\x06Closed\x12\x0e\n" +
@@ -2244,7 +2402,14 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05Abort\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\rR\x04plan\"\x1e\n" +
 	"\bStateful\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\tR\x04whatB\x18Z\x16fptps/gocore/wire/pspb"
+	"\x04what\x18\x01 \x01(\tR\x04what\"X\n" +
+	"\bSurvived\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\x06counts\x18\x02 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
+	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\"A\n" +
+	"\aSettled\x12\x1a\n" +
+	"\x06counts\x18\x01 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
+	"\x06rounds\x18\x02 \x03(\x04B\x02\x10\x01R\x06roundsB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -2258,7 +2423,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -2282,9 +2447,11 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Commit)(nil),            // 19: ps.Commit
 	(*Abort)(nil),             // 20: ps.Abort
 	(*Stateful)(nil),          // 21: ps.Stateful
-	(*Disagreement_Part)(nil), // 22: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 23: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 24: ps.Commit.Share
+	(*Survived)(nil),          // 22: ps.Survived
+	(*Settled)(nil),           // 23: ps.Settled
+	(*Disagreement_Part)(nil), // 24: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 25: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 26: ps.Commit.Share
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -2308,15 +2475,17 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	19, // 18: ps.Meta.commit:type_name -> ps.Commit
 	20, // 19: ps.Meta.abort:type_name -> ps.Abort
 	21, // 20: ps.Meta.stateful:type_name -> ps.Stateful
-	2,  // 21: ps.Batch.message:type_name -> ps.Meta
-	22, // 22: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	23, // 23: ps.Capacity.path:type_name -> ps.Capacity.Path
-	24, // 24: ps.Commit.share:type_name -> ps.Commit.Share
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	22, // 21: ps.Meta.survived:type_name -> ps.Survived
+	23, // 22: ps.Meta.settled:type_name -> ps.Settled
+	2,  // 23: ps.Batch.message:type_name -> ps.Meta
+	24, // 24: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	25, // 25: ps.Capacity.path:type_name -> ps.Capacity.Path
+	26, // 26: ps.Commit.share:type_name -> ps.Commit.Share
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -2344,6 +2513,8 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Commit)(nil),
 		(*Meta_Abort)(nil),
 		(*Meta_Stateful)(nil),
+		(*Meta_Survived)(nil),
+		(*Meta_Settled)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2351,7 +2522,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

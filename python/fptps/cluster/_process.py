@@ -28,12 +28,18 @@ class Process:
     asked: bool = field(default=False, repr=False)
     """This run has sent it a signal, so that its end is no failure."""
     spare: bool = field(default=False, repr=False)
-    """The cluster may go on without it: a server, with FPTPS_RECOVERY=1."""
+    """The cluster may go on without it: a server or a worker, with FPTPS_RECOVERY=1."""
 
     @property
     def name(self) -> str:
         """Its role and rank: "scheduler", "server 0", "worker 3"."""
         return name_of(self.role, self.rank)
+
+    @property
+    def died_alone(self) -> bool:
+        """The cluster may go on without it, and it did not end itself with an error, as a program does after a mistake."""
+        code = self.returncode or 0
+        return self.spare and (self.role == "server" or code < 0 or code > 128)
 
     @property
     def exit_code(self) -> int:

@@ -85,9 +85,13 @@ class Run:
         return self._outcomes
 
     def results(self) -> list[Any]:
-        """Waits for the end of all processes and returns the results by rank. Errors as of LocalCluster.run()."""
+        """Waits for the end of all processes and returns the results by rank. Errors as of LocalCluster.run().
+
+        None is the result of a worker without which the cluster went on to its end (FPTPS_RECOVERY=1)."""
         outcomes = self.outcomes()
         assert self._supervisor is not None
+        for rank in self._supervisor.missed():
+            outcomes[rank] = Outcome(None, None)
         failed = [p.rank for p in self._supervisor.failures() if p.role == "worker"]
         order = failed + [rank for rank in range(self._workers) if rank not in failed]
         errors = [error for rank in order if (error := outcomes[rank].error) is not None]

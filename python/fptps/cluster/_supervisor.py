@@ -112,10 +112,14 @@ class Supervisor:
         return max((p.exit_code for p in self.failures()), default=0)
 
     def failures(self) -> list[Process]:
-        """The processes that failed by themselves, in the order in which they ended; without servers that died in a
-        cluster that went on to its end without them."""
+        """The processes that failed by themselves, in the order in which they ended; without those that died in a
+        cluster that went on to its end without them. A worker that ended itself with an error is a failure all the same."""
         orderly = self._orderly()
-        return [p for p in self._ended if p.returncode and not p.asked and not (p.spare and orderly)]
+        return [p for p in self._ended if p.returncode and not p.asked and not (p.died_alone and orderly)]
+
+    def missed(self) -> list[int]:
+        """The ranks of the workers that died in a cluster that went on to its end without them."""
+        return [p.rank for p in self._ended if p.role == "worker" and p.died_alone and p.returncode and self._orderly()]
 
     def joined(self) -> bool:
         """Whether the cluster was ever complete: its scheduler did not end for lack of workers."""
@@ -136,7 +140,7 @@ class Supervisor:
             start_new_session=True,
         )
         self._running[started.pid] = started
-        spare = command.role == "server" and command.environment.get("FPTPS_RECOVERY") == "1"
+        spare = command.role != "scheduler" and command.environment.get("FPTPS_RECOVERY") == "1"
         process = Process(command.role, command.rank, started.pid, spare=spare)
         self.processes.append(process)
         for pipe, printer in ((started.stdout, self._out), (started.stderr, self._err)):

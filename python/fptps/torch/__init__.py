@@ -37,7 +37,7 @@ from ._compression import Compression, Compressor  # noqa: E402
 from ._hook import DDPState, ddp_hook  # noqa: E402
 from ._optimizer import DistributedOptimizer  # noqa: E402
 from ._prepare import average_buffers, join, prepare  # noqa: E402
-from ._process import init, is_initialized, local_rank, local_size, rank, shutdown, size  # noqa: E402
+from ._process import init, is_initialized, local_rank, local_size, rank, shutdown, size, workers  # noqa: E402
 from ._server import ServerOptimizer  # noqa: E402
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "shutdown",
     "size",
     "synchronize",
+    "workers",
 ]
 
 _register()

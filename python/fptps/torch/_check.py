@@ -19,12 +19,12 @@ def agree(worker: KVWorker, what: str, facts: Mapping[str, Any]) -> None:
     """Returns when all workers have called it with the same facts by name. All workers raise MismatchError otherwise,
     which names the first fact that differs from worker 0's."""
     own = json.dumps({name: str(fact) for name, fact in facts.items()})
-    digests = worker.allgather_object(_digest(own.encode()))
-    if digests.count(digests[0]) == len(digests):
+    if len(set(worker.allgather_object(_digest(own.encode())))) == 1:
         return
-    found = [json.loads(text) for text in worker.allgather_object(own)]
-    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    raise MismatchError(f"{what} differ: {_difference(found[0], found[other], other)}")
+    found = {rank: json.loads(text) for rank, text in worker._collectives.allgather(own).items()}
+    first = min(found)
+    other = next((rank for rank, theirs in found.items() if theirs != found[first]), first)
+    raise MismatchError(f"{what} differ: {_difference(found[first], found[other], other)}")
 
 
 def _difference(first: dict[str, str], second: dict[str, str], rank: int) -> str:
@@ -51,13 +51,14 @@ def check(model: nn.Module) -> None:
     """
     current().finish()
     own = {name: _digest(_bytes(p)) for name, p in model.named_parameters()}
-    found = current().worker.allgather_object(own)
-    for name in found[0]:
-        others = [rank for rank, digests in enumerate(found) if digests.get(name) != found[0][name]]
+    found = current().worker._collectives.allgather(own)
+    first = min(found)
+    for name in found[first]:
+        others = [rank for rank, digests in found.items() if digests.get(name) != found[first][name]]
         if others:
             workers = ", ".join(map(str, others))
             raise MismatchError(
-                f"parameter {name} differs: worker {workers} has other values than worker 0. Whatever changes "
+                f"parameter {name} differs: worker {workers} has other values than worker {first}. Whatever changes "
                 "parameters on one worker alone has to happen on all, or before prepare()"
             )
 

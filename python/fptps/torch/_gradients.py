@@ -277,12 +277,13 @@ class Gradients:
         if rest is not None:
             rest = rest.coalesce()
             own = rest.indices().cpu(), rest.values().cpu()
-        found = [part for part in self.worker.allgather_object(own) if part is not None]
+        all_parts = self.worker.allgather_object(own)
+        found = [part for part in all_parts if part is not None]
         indices, values = (torch.cat(parts, dim=at) for at, parts in zip((1, 0), zip(*found)))
         p = slot.parameter
         sum_ = torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=True).coalesce()
         if self._op == "mean":
-            sum_ = sum_ / self.worker.num_workers
+            sum_ = sum_ / len(all_parts)
         slot.gradient, slot.version = sum_.to(p.device), None
 
     def collect(self, slot: Slot) -> torch.Tensor | None:
@@ -310,7 +311,7 @@ class Gradients:
         self._rollcall[0] = 1
         return self._call()
 
-    def follow(self) -> bool:
+    def follow(self, roll: Ticket[Any]) -> bool:
         """After stand_in()'s ticket: takes part in that step without gradients; False if all workers have joined."""
         self.joined = int(self._rollcall[0])
         sent, more, sparse = self._rollcall[1:].reshape(3, -1)
@@ -321,7 +322,7 @@ class Gradients:
             self.slots[index].clear()
         for bundle in self._of(more):
             self.tensors.skip(bundle.name)
-        return self.joined < self.worker.num_workers
+        return self.joined < len(roll.workers)
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -99,7 +99,7 @@ def meet(place: Place, own: Mapping[str, str] | None = None) -> tuple[KVWorker, 
     """Joins the cluster of all that meet, at most in the place's seconds; its worker numbers are those of the members.
     The scheduler is member 0's to end. own: settings that override the environment."""
     with contextlib.ExitStack() as joining:
-        scheduler = _serve(place, joining) if place.rank == 0 else None
+        scheduler = _serve(place, joining, own or {}) if place.rank == 0 else None
         try:
             described = json.loads(_get(place, "cluster"))
             settings = {
@@ -116,12 +116,12 @@ def meet(place: Place, own: Mapping[str, str] | None = None) -> tuple[KVWorker, 
             raise
 
 
-def _serve(place: Place, joining: contextlib.ExitStack) -> Scheduler:
+def _serve(place: Place, joining: contextlib.ExitStack, own: Mapping[str, str]) -> Scheduler:
     """Starts the scheduler and publishes how to reach it. Its port is reserved as long as the members join."""
     host = _own_address(place.store)
     port = joining.enter_context(reserved_port(host))
     described = {"host": host, "port": port, "token": secrets.token_hex(16)}
-    scheduler = Scheduler(_settings(place, described), place.name)
+    scheduler = Scheduler({**_settings(place, described), **own}, place.name)
     place.store.set("cluster", json.dumps(described))
     return scheduler
 

@@ -69,10 +69,10 @@ def join() -> int:
         ticket = next(as_completed(rolls, math.inf))
         ticket.result()
         gradients = rolls.pop(ticket)
-        if gradients.follow():
+        if gradients.follow(ticket):
             rolls[gradients.stand_in()] = gradients
-    steps = process.worker.allgather_object(sum(optimizer.steps for optimizer in optimizers))
-    last = steps.index(max(steps))
+    steps = process.worker._collectives.allgather(sum(optimizer.steps for optimizer in optimizers))
+    last = max(steps, key=lambda rank: (steps[rank], -rank))
     for optimizer in optimizers:
         broadcast_parameters(optimizer.named_parameters(), last)
         broadcast_optimizer_state(optimizer.optimizer, last)

@@ -49,8 +49,8 @@ class Process:
         if self.worker.num_workers == 1:
             return 0, 1
         own = (process.local_rank, process.local_size) if process else (None, None)
-        found = self.worker.allgather_object((socket.gethostname(), *own))
-        here = [rank for rank, (host, *_) in enumerate(found) if host == found[self.worker.rank][0]]
+        found = self.worker._collectives.allgather((socket.gethostname(), *own))
+        here = [rank for rank, (host, *_) in found.items() if host == found[self.worker.rank][0]]
         rank, size = own
         return here.index(self.worker.rank) if rank is None else rank, len(here) if size is None else size
 
@@ -161,13 +161,18 @@ def current() -> Process:
 
 
 def rank() -> int:
-    """This worker's number, from 0 to size() - 1. RuntimeError before init()."""
+    """This worker's number, from 0. It stays when others die. RuntimeError before init()."""
     return current().worker.rank
 
 
 def size() -> int:
-    """The number of workers. RuntimeError before init()."""
+    """The number of workers, without those that have died (FPTPS_RECOVERY=1). RuntimeError before init()."""
     return current().worker.num_workers
+
+
+def workers() -> tuple[int, ...]:
+    """Their ranks, in order. RuntimeError before init()."""
+    return current().worker.workers
 
 
 def local_rank() -> int:

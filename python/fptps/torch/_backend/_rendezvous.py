@@ -55,7 +55,7 @@ def join(place: Place, default: bool) -> Membership:
     if default and os.environ.get("DMLC_PS_ROOT_URI") and not _joined_environment:
         _joined_environment = True
         return _join_environment(place)
-    return Membership(*meet(place), place.name)
+    return Membership(*meet(place, {"FPTPS_RECOVERY": "0"}), place.name)  # a group cannot lose a member
 
 
 def _join_environment(place: Place) -> Membership:
@@ -66,6 +66,12 @@ def _join_environment(place: Place) -> Membership:
             "start as many processes as it has workers, or unset DMLC_PS_ROOT_URI, and the group makes its own cluster"
         )
     kv = KVWorker(timeout=place.seconds)
+    if kv._recovers:
+        kv.__exit__(ConfigError, None, None)
+        raise ConfigError(
+            "FPTPS_RECOVERY=1, but a process group of torch.distributed cannot go on without a member: unset it, or use "
+            "fptps.torch.prepare()"
+        )
     members = place._replace(ranks=kv.allgather_object(place.rank))
     kv._session.named = functools.partial(members.named, hosted=False)
     return Membership(kv, None, place.name)

@@ -128,12 +128,13 @@ def agree(kv: KVWorker, facts: Mapping[str, object]) -> None:
 
     MismatchError, in all of them, names the workers that differ from worker 0, and the differences.
     """
-    found = kv.allgather_object({name: repr(fact) for name, fact in facts.items()})
+    found = kv._collectives.allgather({name: repr(fact) for name, fact in facts.items()})
+    first = min(found)
     wrong = [
-        f"worker {rank} has another {name} than worker 0"
+        f"worker {rank} has another {name} than worker {first}"
         for name in facts
-        for rank, theirs in enumerate(found)
-        if theirs[name] != found[0][name]
+        for rank, theirs in found.items()
+        if theirs[name] != found[first][name]
     ]
     if wrong:
         own = "; ".join(f"{name}: {fact}" for name, fact in facts.items())

@@ -1,0 +1,88 @@
+package cluster
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+// After the death of a worker all other nodes end their connections with it, and report that (SURVIVED), each worker with the rounds that have
+// ended there: no other ends until it hears more (kv.Worker.Freeze). Once all have reported, every worker receives the largest number of
+// rounds of each tensor (SETTLED): these stand, the later ones are repeated without the dead. So no contribution
+// of the new epoch reaches a node that does not know of the death, and no worker repeats a round that has ended on another.
+// Another death in the meantime begins a new settlement in the place of this one.
+
+// settlement waits for the reports after the death of a worker.
+type settlement struct {
+	epoch    int // the number of workers that have died
+	reports  map[int]wire.Rounds
+	reported time.Time // when the missing nodes were last named
+}
+
+func (s *Scheduler) beginSettlement(now time.Time) {
+	s.epoch++
+	s.settling = &settlement{epoch: s.epoch, reports: map[int]wire.Rounds{}, reported: now}
+}
+
+func (s *Scheduler) stepSurvived(from *member, own *pspb.Survived) {
+	if s.settling == nil || int(own.GetEpoch()) != s.settling.epoch { // another death came meanwhile, about which it will report too
+		return
+	}
+	s.settling.reports[from.ID] = wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()}
+	s.settle()
+}
+
+// settle ends a settlement if all nodes have reported.
+func (s *Scheduler) settle() {
+	if s.settling == nil || len(s.unsettled()) > 0 {
+		return
+	}
+	var all []wire.Rounds
+	for _, id := range s.ids() {
+		if s.members[id].Role == RoleWorker {
+			all = append(all, s.settling.reports[id])
+		}
+	}
+	s.settling = nil
+	most := wire.MostRounds(all)
+	s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Settled{Settled: &pspb.Settled{Counts: most.Counts, Rounds: most.Last}}})
+}
+
+// unsettled lists the nodes whose reports are missing.
+func (s *Scheduler) unsettled() (missing []int) {
+	for _, id := range s.ids() {
+		if _, reported := s.settling.reports[id]; !reported {
+			missing = append(missing, id)
+		}
+	}
+	return missing
+}
+
+// tickSettlement tells the workers which nodes are missing.
+func (s *Scheduler) tickSettlement(now time.Time) {
+	if s.settling == nil || now.Sub(s.settling.reported) < noticeTime {
+		return
+	}
+	s.settling.reported = now
+	s.reportMissing(wire.Deaths, s.unsettled(), func(id int) bool { return s.members[id].Role == RoleWorker })
+}
+
+// Survived reports that this node's connections with the workers that have died have ended, and how many rounds of each tensor have ended on this
+// node. epoch is that of the last death.
+func (p *Postoffice) Survived(epoch int, complete wire.Rounds) {
+	p.loop.do(func() {
+		if p.failure == nil {
+			p.send(&pspb.Meta{Own: &pspb.Meta_Survived{Survived: &pspb.Survived{
+				Epoch: proto.Uint32(uint32(epoch)), Counts: complete.Counts, Rounds: complete.Last,
+			}}})
+		}
+	})
+}
+
+func (p *Postoffice) settled(own *pspb.Settled) {
+	p.endStall(wire.Deaths)
+	p.events.settled(wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()})
+}
