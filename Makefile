@@ -55,7 +55,7 @@ test-python: setup ## Python's tests: whole clusters of processes, the wheel, th
 test-long: setup ## race, fuzz a minute each, changes of plan, deaths, kills at random instants, a soak, MXNet, cluster tests under load
 	@$(MAKE) --no-print-directory race
 	go test ./gocore/kv -timeout 60m -run TestPlansChangeBetweenRounds -plays 10000
-	go test ./gocore/kv -timeout 60m -run TestDeaths -deaths 100000
+	go test ./gocore/kv -timeout 60m -run 'TestDeaths|TestWorkersDie' -deaths 100000
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
 	$(BIN)/pytest tests/long
 	@$(MAKE) --no-print-directory peers

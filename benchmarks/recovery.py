@@ -1,4 +1,4 @@
-"""What FPTPS_RECOVERY=1 costs, and how long a round takes in which a server dies.
+"""What FPTPS_RECOVERY=1 costs, and how long a round takes in which a server or a worker dies.
 
 python -m benchmarks.recovery --output build/benchmarks/recovery.json      # some 5 minutes
 
@@ -37,10 +37,10 @@ VANS: Final = ("tcp", "shm")
 
 
 def rounds(count: int, dies: int | None, address: str) -> list[float]:
-    """In a worker: how long each round takes, in seconds. In round `dies`, rank 0 kills a server."""
+    """In a worker: how long each round takes, in seconds. In round `dies`, rank 0 kills a node."""
     with fptps.KVWorker() as kv:
         with Client(address) as connection:
-            server = connection.recv()
+            victim = connection.recv()
         arrays = [np.ones(BYTES // 4 // TENSORS, np.float32) for _ in range(TENSORS)]
         for key, array in enumerate(arrays):
             kv.init(key, np.zeros_like(array))
@@ -52,16 +52,16 @@ def rounds(count: int, dies: int | None, address: str) -> list[float]:
             began = time.monotonic()
             tickets = [kv.push_pull(key, array, out=array) for key, array in enumerate(arrays)]
             if number == dies and kv.rank == 0:
-                os.kill(server, signal.SIGKILL)
+                os.kill(victim, signal.SIGKILL)
             for ticket in tickets:
                 ticket.result()
             took.append(time.monotonic() - began)
-            assert all(array[0] == array[-1] == kv.num_workers for array in arrays)
+            assert all(a[0] == a[-1] == len(ticket.workers) for a, ticket in zip(arrays, tickets, strict=True))
         return took
 
 
-def run(workers: int, servers: int, van: str, recovery: bool, dies: int | None = None) -> list[float]:
-    """How long the slowest worker takes for each round, in seconds, in a cluster of its own."""
+def run(workers: int, servers: int, van: str, recovery: bool, dies: int | None, role: str) -> list[float]:
+    """How long the slowest worker takes for each round, in seconds, in a cluster of its own. role: of the node that dies."""
     environment = {"FPTPS_VAN": van} | (ON if recovery else {})
     with (
         Listener(family="AF_UNIX") as listener,
@@ -69,33 +69,38 @@ def run(workers: int, servers: int, van: str, recovery: bool, dies: int | None =
     ):
         for _ in range(workers):
             with listener.accept() as connection:
-                connection.send(cluster.process("server", servers - 1).pid)
-        return [max(each) for each in zip(*cluster.results(), strict=True)]
+                connection.send(cluster.process(role, (servers if role == "server" else workers) - 1).pid)
+        return [max(each) for each in zip(*filter(None, cluster.results()), strict=True)]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--clusters", type=click.IntRange(1), default=5, show_default=True, help="Of each kind.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
 def main(clusters: int, output: Path | None) -> None:
-    """Measure what it costs to survive the death of a server, and one."""
+    """Measure what it costs to survive the death of a server or a worker, and the round in which one dies."""
     now = datetime.now(timezone.utc)
     samples: list[dict[str, Any]] = []
     kinds = [(*size, van) for size in SIZES for van in VANS]
-    with tqdm(total=3 * clusters * len(kinds)) as bar:
-        for _ in range(clusters):
-            for workers, servers, van in kinds:
-                for recovery, dies in ((False, None), (True, None), (True, 12)):
-                    took = run(workers, servers, van, recovery, dies)
+    runs = [
+        (*kind, *run)
+        for _ in range(clusters)
+        for kind in kinds
+        for run in ((False, None, "server"), (True, None, "server"), (True, 12, "server"), (True, 12, "worker"))
+        if kind[0] > 1 or run[2] == "server"
+    ]
+    with tqdm(runs) as bar:
+        for workers, servers, van, recovery, dies, role in bar:
+                    took = run(workers, servers, van, recovery, dies, role)
                     calm = took[WARM_UP : dies or None]
                     samples.append(
                         {
                             "cluster": f"{workers}x{servers} {van}",
                             "recovery": recovery,
+                            "role": role,
                             "round_ms": 1e3 * statistics.median(calm),
                             "death_ms": None if dies is None else 1e3 * took[dies],
                         }
                     )
-                    bar.update()
     path = output or ROOT / "build" / "benchmarks" / f"recovery-{now:%Y-%m-%dT%H-%M-%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -111,10 +116,13 @@ def table(samples: list[dict[str, Any]]) -> str:
         own = [sample for sample in samples if sample["cluster"] == cluster]
         off = statistics.median(s["round_ms"] for s in own if not s["recovery"])
         on = statistics.median(s["round_ms"] for s in own if s["recovery"])
-        deaths = [s["death_ms"] for s in own if s["death_ms"] is not None]
-        rows.append([cluster, off, on, off / on, statistics.median(deaths), max(deaths)])
-    headers = ("cluster", "round off, ms", "on, ms", "goodput on / off", "with a death, ms", "the worst")
-    return str(tabulate(rows, headers, floatfmt=(".0f", ".0f", ".0f", ".2f", ".0f", ".0f")))
+        row = [cluster, off, on, off / on]
+        for role in ("server", "worker"):
+            deaths = [s["death_ms"] for s in own if s["death_ms"] is not None and s["role"] == role]
+            row += [statistics.median(deaths), max(deaths)] if deaths else [None, None]
+        rows.append(row)
+    headers = ("cluster", "round off, ms", "on, ms", "goodput on / off", "a server dies, ms", "the worst", "a worker dies, ms", "the worst")
+    return str(tabulate(rows, headers, floatfmt=(".0f", ".0f", ".0f", ".2f", *[".0f"] * 4)))
 
 
 if __name__ == "__main__":

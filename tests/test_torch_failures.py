@@ -1,7 +1,7 @@
 """Deaths in trainings with PyTorch.
 
 With the backend of torch.distributed a member dies or is late: an error that names it, and no hang. With
-FPTPS_RECOVERY=1 a server dies: the training goes on.
+FPTPS_RECOVERY=1 a server or a worker dies: the training goes on.
 """
 
 from __future__ import annotations
@@ -92,3 +92,50 @@ def test_a_server_dies_in_a_training():
             weights += run.results()
     for others in weights[1:]:
         assert all((a == b).all() for a, b in zip(weights[0], others, strict=True))
+
+
+def train_elastic(gate, kill):
+    """In a worker: trains on data that the workers divide among themselves, and does so anew when one has died.
+
+    Returns the weights and the examples of each step.
+    """
+    import fptps.torch as ft
+
+    ft.init()
+    victim = pass_gate(gate)
+    torch.manual_seed(ft.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.ReLU(), torch.nn.Linear(20, 10))
+    model, optimizer = ft.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    shares = []
+    for step in range(12):
+        workers = optimizer.workers
+        mine = list(range(workers.index(ft.rank()), 24, len(workers)))
+        generator = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
+        loss = model(torch.randn(24, 30, generator=generator)[mine]).square().mean()
+        if kill and step == 5 and ft.rank() == 0:
+            os.kill(victim, signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        shares.append(mine)
+    ft.check(model)
+    weights = [p.detach().clone().numpy() for p in model.parameters()]
+    assert ft.workers() == optimizer.workers
+    assert ft.size() == len(ft.workers()) == 2
+    ft.shutdown()
+    return weights, shares
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_worker_dies_in_a_training(victim):
+    cluster = fptps.LocalCluster(3, 1, 100, {"FPTPS_RECOVERY": "1"})
+    with Gate() as gate, cluster.start(train_elastic, gate.address, True) as run:
+        gate.wait(3)
+        gate.open(run.process("worker", victim).pid)
+        results = run.results()
+    assert results.pop(victim) is None
+    (weights, shares), (others, their_shares) = results
+    assert all((a == b).all() for a, b in zip(weights, others, strict=True))
+    assert [len(mine) for mine in shares][:5] == [8] * 5
+    for mine, theirs in zip(shares[8:], their_shares[8:], strict=True):
+        assert sorted(mine + theirs) == list(range(24))

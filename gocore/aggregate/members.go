@@ -38,9 +38,6 @@ func (m *Members) Bury(rank int) {
 	m.now.Store(&next)
 }
 
-// Gone reports whether a worker is dead.
-func (m *Members) Gone(rank int) bool { return m.now.Load().gone[rank] }
-
 // Size is the number of workers that are left.
 func (m *Members) Size() int {
 	now := m.now.Load()

@@ -23,6 +23,7 @@ type desk struct {
 	handler  Handler
 	log      bytes.Buffer
 	sent     []posting // and not released
+	epoch    uint16    // of the sums that arrive
 	declares []func(uint32, error)
 }
 
@@ -55,7 +56,9 @@ func (d *desk) letGo() {
 	for len(d.sent) > 0 {
 		p := d.sent[0]
 		d.sent = d.sent[1:]
-		p.Owner.Release()
+		if p.Owner != nil {
+			p.Owner.Release()
+		}
 	}
 }
 
@@ -161,7 +164,7 @@ func (d *desk) sums(key, round uint64, packets ...uint32) {
 // arrive brings one packet as the transport does.
 func (d *desk) arrive(h wire.Header, payload []byte) {
 	d.t.Helper()
-	h.Run, h.WireLen = 1, uint32(len(payload))
+	h.Run, h.WireLen, h.Epoch = 1, uint32(len(payload)), d.epoch
 	if h.DType == 0 {
 		h.DType = wire.Uint8
 	}

@@ -1,7 +1,7 @@
 """Whole clusters of which processes are killed or stopped at random instants.
 
 Without recovery no other process waits for ever, and each that had joined names the one that was lost. With recovery
-the workers go on when servers die, and all sums are right. A seed has one sequence of choices; the instants are as
+the workers go on when others die, and all sums are right. A seed has one sequence of choices; the instants are as
 exact as the machine.
 """
 
@@ -77,6 +77,47 @@ def sum_for(address, rounds):
         for iteration in range(rounds):
             sum_and_check(kv, arrays, iteration)
         return rounds
+
+
+def sum_of_those_that_live(address, rounds):
+    """So many rounds: the workers of each sum, if it is theirs."""
+    with fptps.KVWorker() as kv:
+        for key, count in enumerate(COUNTS):
+            kv.init(key, np.zeros(count, np.int64))
+        pass_gate(address)
+        took_part = []
+        for iteration in range(rounds):
+            arrays = [np.full(count, 10**kv.rank + 10_000 * iteration, np.int64) for count in COUNTS]
+            for key, ticket in enumerate([kv.push_pull(key, array, out=array) for key, array in enumerate(arrays)]):
+                want = sum(10**rank + 10_000 * iteration for rank in (ticket.result() is not None and ticket.workers))
+                assert (arrays[key] == want).all(), (iteration, key, ticket.workers, arrays[key][:3])
+                took_part.append(ticket.workers)
+        return took_part
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_workers_and_servers_are_lost_at_random_instants(gate, seed):
+    chance = random.Random(2000 + seed)
+    workers, servers = chance.randint(2, 4), chance.randint(0, 3)
+    environment = {**BEAT, "FPTPS_RECOVERY": "1", "FPTPS_VAN": chance.choice(["tcp", "shm", "auto"])}
+    if chance.random() < 0.3:
+        environment["FPTPS_DETERMINISTIC"] = "1"
+    dead = chance.sample(range(workers), chance.randint(1, workers - 1))
+    victims = [("worker", rank) for rank in dead]
+    victims += [("server", rank) for rank in chance.sample(range(servers), chance.randint(0, servers))]
+    chance.shuffle(victims)
+    with fptps.LocalCluster(workers, servers, timeout=120, environment=environment).start(
+        sum_of_those_that_live, gate.address, 200
+    ) as run:
+        gate.wait(workers)
+        gate.open()
+        for victim in victims:
+            threading.Event().wait(chance.uniform(0, 0.2))  # the instant
+            os.kill(run.process(*victim).pid, chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+        outcomes = run.outcomes()
+    left = [outcomes[rank] for rank in range(workers) if rank not in dead]
+    assert all(outcome.error is None for outcome in left), left
+    assert all(outcome.value == left[0].value for outcome in left)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

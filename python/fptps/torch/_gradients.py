@@ -62,13 +62,15 @@ class Gradients:
         """Whether a gradient was sent in this step."""
         self.joined = 0
         """How many workers have joined, in the last roll."""
+        self.workers = worker.workers
+        """The ranks of the workers that took part in the last roll."""
         self.tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
         self._rule = rule
         self._passes, self._op = passes, op.operation
         self._finish, self._drop, self._start = finish, drop, start
         alone = [[slot.index] for slot in self.slots]
         own = alone if rule else plan(self.slots, compression)
-        indices = worker.broadcast_object(own)  # frozen ones may differ between workers
+        indices = worker.allgather_object(own)[0]  # frozen ones may differ between workers
         self.bundles = [Bundle([self.slots[index] for index in one], compression, worker.rank) for one in indices]
         if rule is None:
             self.tensors.init_all({bundle.name: bundle.wire.array for bundle in self.bundles})
@@ -234,7 +236,7 @@ class Gradients:
         if self._rolling is None or self._settled:
             return
         self._rolling.result(math.inf)
-        self._settled = True
+        self._settled, self.workers = True, self._rolling.workers
         self.joined = int(self._rollcall[0])
         sent, more, sparse = self._rollcall[1:].reshape(3, -1)
         for bundle in self._of(sent):
@@ -313,6 +315,7 @@ class Gradients:
 
     def follow(self, roll: Ticket[Any]) -> bool:
         """After stand_in()'s ticket: takes part in that step without gradients; False if all workers have joined."""
+        self.workers = roll.workers
         self.joined = int(self._rollcall[0])
         sent, more, sparse = self._rollcall[1:].reshape(3, -1)
         for bundle in self._of(sent):
@@ -322,7 +325,7 @@ class Gradients:
             self.slots[index].clear()
         for bundle in self._of(more):
             self.tensors.skip(bundle.name)
-        return self.joined < len(roll.workers)
+        return self.joined < len(self.workers)
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -355,6 +355,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._set_up()
 
     @property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks of the workers that took part in the last step whose sums have come: all, unless some have died
+        (FPTPS_RECOVERY=1).
+
+        At the same place of the program all workers get the same: divide the data of the next step among them.
+        """
+        return self._gradients.workers if self._gradients is not None else self._process.worker.workers
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The wrapped optimizer's. While gradients are under way it waits for their sums: who asks then, such as
         GradScaler, may be about to read them."""
