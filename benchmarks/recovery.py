@@ -61,7 +61,7 @@ def rounds(count: int, dies: int | None, address: str) -> list[float]:
 
 
 def run(workers: int, servers: int, van: str, recovery: bool, dies: int | None, role: str) -> list[float]:
-    """How long the slowest worker takes for each round, in seconds, in a cluster of its own. role: of the node that dies."""
+    """How long the slowest worker takes for each round, in seconds, in its own cluster. role: of the node that dies."""
     environment = {"FPTPS_VAN": van} | (ON if recovery else {})
     with (
         Listener(family="AF_UNIX") as listener,
@@ -90,17 +90,17 @@ def main(clusters: int, output: Path | None) -> None:
     ]
     with tqdm(runs) as bar:
         for workers, servers, van, recovery, dies, role in bar:
-                    took = run(workers, servers, van, recovery, dies, role)
-                    calm = took[WARM_UP : dies or None]
-                    samples.append(
-                        {
-                            "cluster": f"{workers}x{servers} {van}",
-                            "recovery": recovery,
-                            "role": role,
-                            "round_ms": 1e3 * statistics.median(calm),
-                            "death_ms": None if dies is None else 1e3 * took[dies],
-                        }
-                    )
+            took = run(workers, servers, van, recovery, dies, role)
+            calm = took[WARM_UP : dies or None]
+            samples.append(
+                {
+                    "cluster": f"{workers}x{servers} {van}",
+                    "recovery": recovery,
+                    "role": role,
+                    "round_ms": 1e3 * statistics.median(calm),
+                    "death_ms": None if dies is None else 1e3 * took[dies],
+                }
+            )
     path = output or ROOT / "build" / "benchmarks" / f"recovery-{now:%Y-%m-%dT%H-%M-%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -121,7 +121,16 @@ def table(samples: list[dict[str, Any]]) -> str:
             deaths = [s["death_ms"] for s in own if s["death_ms"] is not None and s["role"] == role]
             row += [statistics.median(deaths), max(deaths)] if deaths else [None, None]
         rows.append(row)
-    headers = ("cluster", "round off, ms", "on, ms", "goodput on / off", "a server dies, ms", "the worst", "a worker dies, ms", "the worst")
+    headers = (
+        "cluster",
+        "round off, ms",
+        "on, ms",
+        "goodput on / off",
+        "a server dies, ms",
+        "the worst",
+        "a worker dies, ms",
+        "the worst",
+    )
     return str(tabulate(rows, headers, floatfmt=(".0f", ".0f", ".0f", ".2f", *[".0f"] * 4)))
 
 

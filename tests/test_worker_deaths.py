@@ -1,4 +1,4 @@
-"""FPTPS_RECOVERY=1: a training goes on after the deaths of workers. All that are left have the same sums, of the same workers."""
+"""FPTPS_RECOVERY=1: a training goes on after the deaths of workers. All that are left have the same sums."""
 
 import os
 import signal
@@ -46,7 +46,9 @@ def train(gate, killers, deterministic=False):
                 if key == 3 and kv.rank == step % 3:
                     continue
                 want = sum(gradient(rank, key, step) for rank in workers if key != 3 or rank != step % 3)
-                wrong += not np.array_equal(results[key], (want / len(workers)).astype(np.float32) if key == 2 else want)
+                wrong += not np.array_equal(
+                    results[key], (want / len(workers)).astype(np.float32) if key == 2 else want
+                )
         assert kv.workers == took_part[-1]
         assert kv.num_workers == len(kv.workers)
         return took_part, wrong

@@ -21,6 +21,7 @@ func TestRepeatedRounds(t *testing.T) {
 		"the round was complete here":               {"c050 c150 c250 d2 c051 c151", "sum5.0 sum5.1"},
 		"and stands":                                {"c050 c150 c250 d2 c061 c161", "sum5.0 sum6.1"},
 		"contributions of before come late":         {"c050 d2 c051 c150 c151 c150", "sum5.1"},
+		"an old contribution does not count":        {"c050 d2 c051 c150 t c151", "[{3 5 [1] [0]}] sum5.1"},
 		"two die":                                   {"c050 d2 d1 c052", "sum5.2"},
 		"two die, one after another":                {"c050 c150 d2 c051 d1 c052", "sum5.2"},
 		"the round before is repeated, too":         {"c050 c150 c250 c260 d2 c051 c151 c061 c161", "sum5.0 sum5.1 sum6.1"},

@@ -3,7 +3,7 @@
 All workers make the same calls in the same order. Each step of a call begins with a meeting: every worker contributes a
 row to a small table, whose sum all receive. The rows name the call, so that workers in different calls notice it, and
 the size of each worker's content. Content that does not fit into a row follows in chunks: the sender pushes, the others
-skip. Where workers die (FPTPS_RECOVERY=1), the ticket of each round names those that took part, the same on all workers.
+skip. Where workers die (FPTPS_RECOVERY=1), the ticket of each round has those that took part, the same on all workers.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ class Collectives:
         return result
 
     def save(self, path: str, work: Callable[[Callable[[], None]], None]) -> None:
-        """Runs work(progress) on the leader, the lowest rank, which calls progress() often. Raises its exception on every
-        worker."""
+        """Runs work(progress) on the leader, the lowest rank, which calls progress() often.
+
+        Raises its exception on every worker."""
         self._run("save()", (path,), self._lead(SAVE, work))
 
     def load(self, path: str, work: Callable[[Callable[[], None]], None], finish: Callable[[], None]) -> None:
@@ -206,16 +207,16 @@ class Collectives:
     def _check_lives(self, call: int, sender: int, workers: Iterable[int]) -> None:
         if sender not in workers:
             raise NodeLostError(
-                f"{NAME_OF[call]}() ended with worker {sender}, which has died: call it again", role="worker", rank=sender
+                f"{NAME_OF[call]}() ended with worker {sender}, which has died: call it again",
+                role="worker",
+                rank=sender,
             )
 
     def _check_root(self, root: int) -> None:
         if not 0 <= operator.index(root) < self._workers:
             raise ValueError(f"root={root}: a worker's rank is expected, 0 to {self._workers - 1}")
 
-    def _gather(
-        self, call: int, content: bytes, failed: list[BaseException] | None = None
-    ) -> Steps[dict[int, bytes]]:
+    def _gather(self, call: int, content: bytes, failed: list[BaseException] | None = None) -> Steps[dict[int, bytes]]:
         """The contents of all workers, by rank, without those that die meanwhile."""
         rows = yield from self._agree(call, 0, [_array(content)], 0, failed)
         contents = {}
@@ -256,8 +257,8 @@ class Collectives:
         for rank, row in rows.items():
             if (row.call, row.root) != (rows[first].call, rows[first].root):
                 raise MismatchError(
-                    f"worker {first} calls {rows[first].text}, worker {rank} {row.text}: all workers have to make the same "
-                    "collective calls in the same order"
+                    f"worker {first} calls {rows[first].text}, worker {rank} {row.text}: all workers have to make the "
+                    "same collective calls in the same order"
                 )
         if call in ROOTED:
             self._check_lives(call, root, rows)

@@ -82,7 +82,7 @@ class Ticket(Generic[Result]):
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The ranks of the workers that took part in the operation's round: all, unless some have died (FPTPS_RECOVERY=1).
+        """The ranks of the workers that took part in the round: all, unless some have died (FPTPS_RECOVERY=1).
 
         Every worker gets the same for the same round: so all can change their data, or a rate, in the same step.
         ValueError as long as the ticket is not done. Of an operation that failed it means nothing.

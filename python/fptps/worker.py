@@ -252,4 +252,5 @@ class KVWorker(Namespace):
     def __repr__(self) -> str:
         if not self._session.entry and hasattr(self, "_rank"):
             return "<fptps.KVWorker closed>"
-        return f"<fptps.KVWorker {getattr(self, '_rank', '?')} of {self._session.ranks if hasattr(self, '_rank') else '?'}>"
+        rank = getattr(self, "_rank", None)
+        return "<fptps.KVWorker ? of ?>" if rank is None else f"<fptps.KVWorker {rank} of {self._session.ranks}>"

@@ -37,7 +37,7 @@ class Process:
 
     @property
     def died_alone(self) -> bool:
-        """The cluster may go on without it, and it did not end itself with an error, as a program does after a mistake."""
+        """The cluster may go on without it, and it did not end itself with an error, as after a mistake."""
         code = self.returncode or 0
         return self.spare and (self.role == "server" or code < 0 or code > 128)
 

@@ -113,7 +113,7 @@ class Supervisor:
 
     def failures(self) -> list[Process]:
         """The processes that failed by themselves, in the order in which they ended; without those that died in a
-        cluster that went on to its end without them. A worker that ended itself with an error is a failure all the same."""
+        cluster that went on to its end without them. A worker that ended itself with an error counts."""
         orderly = self._orderly()
         return [p for p in self._ended if p.returncode and not p.asked and not (p.died_alone and orderly)]
 

@@ -69,8 +69,8 @@ def _join_environment(place: Place) -> Membership:
     if kv._recovers:
         kv.__exit__(ConfigError, None, None)
         raise ConfigError(
-            "FPTPS_RECOVERY=1, but a process group of torch.distributed cannot go on without a member: unset it, or use "
-            "fptps.torch.prepare()"
+            "FPTPS_RECOVERY=1, but a process group of torch.distributed cannot go on without a member: unset it, or "
+            "use fptps.torch.prepare()"
         )
     members = place._replace(ranks=kv.allgather_object(place.rank))
     kv._session.named = functools.partial(members.named, hosted=False)
