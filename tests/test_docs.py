@@ -107,12 +107,13 @@ def test_every_snippet_is_tested():
     assert found == {
         "README.md": 1,
         "docs/counters.md": 1,
+        "docs/failures.md": 1,
         "docs/first-steps.md": 3,
         "docs/index.md": 1,
         "docs/local.md": 1,
         "docs/mxnet.md": 1,  # test_mxnet.py
         "docs/ps-lite.md": 1,
-        "docs/python.md": 4,
+        "docs/python.md": 5,
         "docs/store.md": 3,
         "docs/torch-distributed.md": 2,
         "docs/torch.md": 1,
@@ -163,11 +164,24 @@ def test_tickets(tmp_path):
     assert lines == [f"[worker {rank}] [2. 2.]" for rank in range(2)]
 
 
-def test_values_of_one_worker(tmp_path):
+def test_which_workers_took_part(tmp_path):
     program = snippets("docs/python.md")[2]
+    lines = run(tmp_path, program, "-n", "2", "-s", "1")
+    assert lines == [f"[worker {rank}] (0, 1){count}" for rank in range(2) for count in ("", " 2")]
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("cluster", [[], ["-n", "2", "-s", "1"]])
+def test_failures(tmp_path, cluster):
+    (train,) = snippets("docs/failures.md")
+    run(tmp_path, train, *cluster)
+
+
+def test_values_of_one_worker(tmp_path):
+    program = snippets("docs/python.md")[3]
     assert run(tmp_path, program) == ["1.0 1 0.1 1"]
     assert run(tmp_path, program, "-n", "2", "-s", "1") == [f"[worker {rank}] 1.0 1 0.1 2" for rank in range(2)]
 
 
 def test_clusters_in_tests(tmp_path):
-    assert run(tmp_path, snippets("docs/python.md")[3] + "test_it()\nprint('passed')\n") == ["passed"]
+    assert run(tmp_path, snippets("docs/python.md")[4] + "test_it()\nprint('passed')\n") == ["passed"]
