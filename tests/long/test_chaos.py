@@ -92,6 +92,7 @@ def sum_of_those_that_live(address, rounds):
                 want = sum(10**rank + 10_000 * iteration for rank in (ticket.result() is not None and ticket.workers))
                 assert (arrays[key] == want).all(), (iteration, key, ticket.workers, arrays[key][:3])
                 took_part.append(ticket.workers)
+        pass_gate(address)
         return took_part
 
 
@@ -111,9 +112,16 @@ def test_workers_and_servers_are_lost_at_random_instants(gate, seed):
     ) as run:
         gate.wait(workers)
         gate.open()
+        stopped = []
         for victim in victims:
             threading.Event().wait(chance.uniform(0, 0.2))  # the instant
-            os.kill(run.process(*victim).pid, chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+            number = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            os.kill(run.process(*victim).pid, number)
+            stopped += [run.process(*victim)] if number == signal.SIGSTOP else []
+        gate.wait(workers - len(dead))  # the others have gone on
+        for process in stopped:
+            os.kill(process.pid, signal.SIGCONT)
+        gate.open()
         outcomes = run.outcomes()
     left = [outcomes[rank] for rank in range(workers) if rank not in dead]
     assert all(outcome.error is None for outcome in left), left
