@@ -278,3 +278,16 @@ def test_a_tensor_that_needs_all_workers():
         gate.wait(3)
         gate.open(run.process("worker", 0).pid)
         assert run.results() == [None, True, True]
+
+
+def open_worker():
+    with fptps.KVWorker() as kv:
+        return kv.num_workers
+
+
+def test_least_workers_that_make_no_sense(capfd):
+    with pytest.raises(fptps.FptpsError):
+        fptps.LocalCluster(2, 0, 60, {**RECOVERS, "FPTPS_MIN_WORKERS": "3"}).run(open_worker)
+    assert "FPTPS_MIN_WORKERS=3, but DMLC_NUM_WORKER=2" in capfd.readouterr().err
+    assert fptps.LocalCluster(2, 0, 60, {"FPTPS_MIN_WORKERS": "2"}).run(open_worker) == [2, 2]
+    assert "FPTPS_MIN_WORKERS=2 has no effect without FPTPS_RECOVERY=1" in capfd.readouterr().err

@@ -102,10 +102,12 @@ func TestSettlement(t *testing.T) {
 			}
 			b.die(w[0])
 			time.Sleep(2 * verdictTime)
+			synctest.Wait()
 			w[1].Survived(1, rounds(9, 9, 9))
 			s[0].Survived(1, wire.Rounds{})
 			b.die(w[3])
 			time.Sleep(2 * verdictTime)
+			synctest.Wait()
 			declareTo(w[1], 4, wire.Tensor{Bytes: 4, DType: wire.Int32, Policy: wire.Async}, func(_ uint32, err error) { declared <- err })
 			for range 2 {
 				wantError(t, <-declared, fault.Value, "a worker has died, and consistency async")
@@ -115,6 +117,7 @@ func TestSettlement(t *testing.T) {
 			s[0].Survived(2, wire.Rounds{})
 			w[2].Survived(2, rounds(5, 5, 4))
 			time.Sleep(2 * noticeTime)
+			synctest.Wait()
 			if got := b.records[w[1]].settled; len(got) != 0 {
 				t.Errorf("settled without server 1: %q", got)
 			}
@@ -123,6 +126,7 @@ func TestSettlement(t *testing.T) {
 			}
 			b.die(s[1])
 			time.Sleep(2 * verdictTime)
+			synctest.Wait()
 			for _, p := range []*Postoffice{w[1], w[2]} {
 				b.wantLost(p)
 				r := b.records[p]

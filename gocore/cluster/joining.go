@@ -276,6 +276,9 @@ func (s *Scheduler) assign(now time.Time) {
 	if s.c.Recovers && !s.view.Recovers {
 		s.do(Note{Text: "FPTPS_RECOVERY=1 has no effect in a cluster of ps-lite's classes: the place of a dead node is kept for a successor (FPTPS_RECOVERY_TIMEOUT)"})
 	}
+	if s.c.MinWorkers > 1 && !s.view.Recovers {
+		s.do(Note{Text: fmt.Sprintf("FPTPS_MIN_WORKERS=%d has no effect without FPTPS_RECOVERY=1: the first death ends the cluster", s.c.MinWorkers)})
+	}
 	for _, id := range s.ids() {
 		m := s.members[id]
 		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})

@@ -42,6 +42,10 @@ func Serve(v van.Van, c Config, e Events) (*Runner, error) {
 		return nil, fault.New(fault.Config, "scheduler: DMLC_NUM_WORKER=%d must be 1 to %d, DMLC_NUM_SERVER=%d 0 to %d",
 			c.Workers, wire.MaxWorkers, c.Servers, wire.MaxWorkers)
 	}
+	if c.MinWorkers > c.Workers {
+		v.Close()
+		return nil, fault.New(fault.Config, "scheduler: FPTPS_MIN_WORKERS=%d, but DMLC_NUM_WORKER=%d", c.MinWorkers, c.Workers)
+	}
 	port, err := v.Bind(bindHost(c.SchedulerHost), c.SchedulerPort)
 	if err != nil {
 		v.Close()

@@ -125,6 +125,20 @@ func TestARoundThatStandsEnds(t *testing.T) {
 	d.holds(out, 1, 1)
 }
 
+// A worker that had closed, and then died, takes part in no round that others would have to wait for.
+func TestAClosedWorkerDies(t *testing.T) {
+	d := recovering(t).ready(0, 1)
+	if err := d.Closed(11, ended(0)); err != nil {
+		t.Fatal(err)
+	}
+	array := make([]byte, size)
+	ticket, err := d.Push(1, wire.Uint8, array, wire.OpSum, 0)
+	d.refused(fault.Mismatch, ticket, err)
+	d.die()
+	d.settle(1)
+	d.push(1, array)
+}
+
 // No round begins during a freeze.
 func TestNoRoundBeginsInAFreeze(t *testing.T) {
 	d := recovering(t).ready(1)

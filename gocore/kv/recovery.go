@@ -38,6 +38,7 @@ func (w *Worker) Bury(node uint32) {
 			return other == node || w.isDead(other)
 		})}
 		w.mu.deaths = append(w.mu.deaths, d)
+		w.mu.closed = slices.DeleteFunc(w.mu.closed, func(c closedWorker) bool { return c.id == int(node) }) // no round waits for it any more
 		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 			t := w.mu.byID[id]
