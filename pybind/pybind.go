@@ -114,7 +114,7 @@ const (
 	unknown // no ticket has the number, or its end was noted
 )
 
-// stateBits are those of Wait's result that are the state. Of a ticket that has succeeded the others are its epoch.
+// stateBits is the number of bits of Wait's result that hold the state. The higher bits hold the epoch of a ticket that has succeeded.
 const stateBits = 8
 
 // Wait waits at most ms milliseconds for a ticket, and returns its state.

@@ -37,7 +37,7 @@ func (s *slot) unwatch() {
 
 // Tick sets the time; the caller calls it about once a second. It returns the rounds with packets that have waited for
 // StallAfter since their first contribution, or since a Tick last inspected them. It inspects maxLooks packets at most,
-// the longest overdue first. It gives up those to which only dead workers have contributed.
+// the longest overdue first. It frees the slots to which only dead workers have contributed.
 func (t *Slots) Tick(now time.Time) []Stall {
 	t.now = now
 	type round struct {

@@ -99,7 +99,7 @@ func (l *ledger) refusal(o wire.Tensor) string {
 	return ""
 }
 
-// bury removes a dead worker. Tensors that only it has not declared get their ids.
+// bury removes a dead worker. A tensor that all other workers have declared gets its id.
 func (l *ledger) bury(rank int) (replies []reply) {
 	l.ranks, l.died = slices.DeleteFunc(slices.Clone(l.ranks), func(r int) bool { return r == rank }), true
 	var next *list.Element

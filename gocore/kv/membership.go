@@ -97,7 +97,7 @@ func (w *Worker) Absent() []int {
 	return w.absent()[:w.mu.epoch]
 }
 
-// leads reports whether this worker is the leader: that of the lowest rank among those that live.
+// leads reports whether this worker is the leader: no worker of a lower rank lives.
 func (w *Worker) leads() bool {
 	absent := w.absent()
 	for rank := range w.Rank {

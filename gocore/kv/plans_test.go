@@ -103,7 +103,7 @@ func (o *office) send(message func(w *Worker)) {
 	}
 }
 
-// change introduces a plan, or withdraws it: also when a node has died meanwhile, which it returns.
+// change introduces a plan, or withdraws it. If a node dies meanwhile, it withdraws the plan and returns the node.
 func (o *office) change(number uint32, p *plan.Plan, abort bool, killed <-chan uint32) (victim uint32) {
 	promises := make(chan wire.Rounds, len(o.workers))
 	o.send(func(w *Worker) { promises <- w.Promise() })
