@@ -14,10 +14,11 @@ pytestmark = [pytest.mark.demo, pytest.mark.timeout(300)]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "torch"
 
 
-def run(name, *arguments, workers=2):
-    """Runs an example; gives the texts that the workers print, by rank, which are the same but for the rank."""
+def run(name, *arguments, workers=2, left=None, **environment):
+    """Runs an example; gives the texts that the workers print, by rank, which are the same but for the rank. left: the
+    ranks of those that live at the end, unless all do."""
     launcher = [sys.executable, "-m", "fptps", "run", "-n", str(workers), "-s", "1"] if workers > 1 else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     done = subprocess.run(
         [*launcher, *PYTHON, str(EXAMPLES / name), *arguments],
         capture_output=True,
@@ -28,7 +29,8 @@ def run(name, *arguments, workers=2):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = sorted(re.findall(r"worker (\d) of (\d): (.*)$", done.stdout, re.MULTILINE))
-    assert [each[:2] for each in found] == [(str(rank), str(workers)) for rank in range(workers)]
+    left = list(range(workers)) if left is None else left
+    assert [each[:2] for each in found] == [(str(rank), str(len(left))) for rank in left]
     assert len({text for *_, text in found}) == 1
     return found[0][2]
 
@@ -36,6 +38,12 @@ def run(name, *arguments, workers=2):
 @pytest.mark.parametrize("name", ["minimal.py", "optimizer.py", "amp.py", "embeddings.py", "server.py"])
 def test_example(name):
     assert float(re.fullmatch(r"mean loss (\d\.\d{3})", run(name))[1]) < 0.6
+
+
+def test_survive():
+    alive = run("survive.py", "40", workers=3, FPTPS_RECOVERY="1")
+    dead = run("survive.py", "40", "20", workers=3, left=[0, 2], FPTPS_RECOVERY="1")
+    assert all(float(re.fullmatch(r"mean loss (\d\.\d{3})", text)[1]) < 0.4 for text in (alive, dead))
 
 
 def test_minimal_alone():

@@ -51,7 +51,8 @@ class LocalCluster:
 
         An exception of a rank is raised here, with that rank's traceback (RankError) as its cause: the one that came
         first, and NodeLostErrors, which follow from another rank's end, last. NodeLostError also tells of a process
-        that was killed. TimeoutError if the run takes too long; all processes have ended in any case.
+        that was killed. TimeoutError if the run takes too long; all processes have ended in any case. None is the
+        result of a worker without which the cluster went on to its end (FPTPS_RECOVERY=1).
         """
         with self.start(function, *args) as run:
             return run.results()

@@ -68,8 +68,11 @@ class DistFPTPS(mx.kvstore.KVStore):  # not KVStoreBase: Trainer takes sparse gr
 
     @property
     def num_workers(self) -> int:
-        """The number of workers in the cluster."""
-        return self._worker.num_workers
+        """The number of workers in the cluster at its start.
+
+        Where workers die (FPTPS_RECOVERY=1) it stays: programs scale sums by it, and all have to scale alike.
+        """
+        return self._worker._session.ranks
 
     @staticmethod
     def is_capable(capability: str) -> bool:
