@@ -94,7 +94,7 @@ def test_a_server_dies_in_a_training():
         assert all((a == b).all() for a, b in zip(weights[0], others, strict=True))
 
 
-def train_elastic(gate, kill):
+def train_elastic(gate, killer):
     """In a worker: trains on data that the workers divide among themselves, and does so anew when one has died.
 
     Returns the weights and the examples of each step.
@@ -104,7 +104,8 @@ def train_elastic(gate, kill):
     ft.init()
     victim = pass_gate(gate)
     torch.manual_seed(ft.rank())
-    model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.ReLU(), torch.nn.Linear(20, 10))
+    layers = torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20), torch.nn.ReLU(), torch.nn.Linear(20, 10)
+    model = torch.nn.Sequential(*layers)
     model, optimizer = ft.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
     shares = []
     for step in range(12):
@@ -113,23 +114,27 @@ def train_elastic(gate, kill):
         generator = torch.Generator().manual_seed(step)
         optimizer.zero_grad()
         loss = model(torch.randn(24, 30, generator=generator)[mine]).square().mean()
-        if kill and step == 5 and ft.rank() == 0:
+        if step == 5 and ft.rank() == killer:
             os.kill(victim, signal.SIGKILL)
         loss.backward()
         optimizer.step()
         shares.append(mine)
     ft.check(model)
-    weights = [p.detach().clone().numpy() for p in model.parameters()]
+    ft.average_buffers(model)
+    weights = [t.detach().clone().numpy() for t in model.state_dict().values()]
+    other = torch.nn.Linear(2, 2)
+    ft.prepare(other, torch.optim.Adam(other.parameters()))
+    ft.check(other)
     assert ft.workers() == optimizer.workers
     assert ft.size() == len(ft.workers()) == 2
     ft.shutdown()
     return weights, shares
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_worker_dies_in_a_training(victim):
     cluster = fptps.LocalCluster(3, 1, 100, {"FPTPS_RECOVERY": "1"})
-    with Gate() as gate, cluster.start(train_elastic, gate.address, True) as run:
+    with Gate() as gate, cluster.start(train_elastic, gate.address, int(victim == 0)) as run:
         gate.wait(3)
         gate.open(run.process("worker", victim).pid)
         results = run.results()

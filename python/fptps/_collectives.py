@@ -16,7 +16,7 @@ import operator
 import pickle
 import struct
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, Union
 
 import numpy as np
@@ -158,10 +158,12 @@ class Collectives:
         if any(row.digest != rows[root].digest for row in rows.values()):
             described = yield from self._gather(DESCRIBE, description.encode())
             raise MismatchError(_differences(root, {rank: json.loads(text) for rank, text in described.items()}))
-        yield from self._spread(root, rows[root], pieces)
+        lives = yield from self._spread(root, rows[root], pieces)
         if root != self._rank:
             for _, array, _ in places:
                 modified(array)
+        if not lives:
+            raise _lost(BROADCAST, root)
 
     def _broadcast_object(self, obj: Any, root: int) -> Steps[Any]:
         pickled = [b""]
@@ -174,6 +176,8 @@ class Collectives:
         failed = failure_of(prepare)
         rows = yield from self._agree(BROADCAST_OBJECT, root, [_array(pickled[0])], 0, failed)
         received = yield from self._content(root, rows[root], pickled[0])
+        if received is None:
+            raise _lost(BROADCAST_OBJECT, root)
         return obj if root == self._rank else pickle.loads(received)
 
     def _allgather(self, obj: Any) -> Steps[dict[int, Any]]:
@@ -197,20 +201,13 @@ class Collectives:
         if self._rank != leader:
             while rows[leader].digest == AT_WORK:
                 rows = yield from self._agree(call)
-                self._check_lives(call, leader, rows)
+                if leader not in rows:
+                    raise _lost(call, leader)
             return
         progress = _Progress(functools.partial(self._meeting, Row(call, False, 0, 0, AT_WORK)))
         failed = failure_of(lambda: work(progress.made))
         yield progress.sent
         yield from self._agree(call, failed=failed)
-
-    def _check_lives(self, call: int, sender: int, workers: Iterable[int]) -> None:
-        if sender not in workers:
-            raise NodeLostError(
-                f"{NAME_OF[call]}() ended with worker {sender}, which has died: call it again",
-                role="worker",
-                rank=sender,
-            )
 
     def _check_root(self, root: int) -> None:
         if not 0 <= operator.index(root) < self._workers:
@@ -221,11 +218,9 @@ class Collectives:
         rows = yield from self._agree(call, 0, [_array(content)], 0, failed)
         contents = {}
         for rank, row in rows.items():
-            try:
-                contents[rank] = yield from self._content(rank, row, content)
-            except NodeLostError as error:
-                if error.rank != rank:  # the cluster has ended
-                    raise
+            received = yield from self._content(rank, row, content)
+            if received is not None:
+                contents[rank] = received
         return contents
 
     def _agree(
@@ -253,6 +248,8 @@ class Collectives:
         for rank, row in rows.items():
             if row.failed:
                 content = yield from self._content(rank, row, b"".join(piece.tobytes() for piece in pieces))
+                if content is None:
+                    raise _lost(call, rank)
                 raise (failed.pop() if failed else unpacked(rank, content))
         for rank, row in rows.items():
             if (row.call, row.root) != (rows[first].call, rows[first].root):
@@ -260,8 +257,8 @@ class Collectives:
                     f"worker {first} calls {rows[first].text}, worker {rank} {row.text}: all workers have to make the "
                     "same collective calls in the same order"
                 )
-        if call in ROOTED:
-            self._check_lives(call, root, rows)
+        if call in ROOTED and root not in rows:
+            raise _lost(call, root)
         return rows
 
     def _meeting(self, row: Row) -> Ticket[Any]:
@@ -272,21 +269,21 @@ class Collectives:
         table[self._rank * ROW :][: len(packed)] = _array(packed)
         return self._tensors.push_pull("calls", table, out=table)
 
-    def _content(self, sender: int, row: Row, own: bytes) -> Steps[bytes]:
-        """The content that a row announces; own is this worker's."""
+    def _content(self, sender: int, row: Row, own: bytes) -> Steps[bytes | None]:
+        """The content that a row announces; own is this worker's. None: the sender has died meanwhile."""
         memory = _array(own) if sender == self._rank else np.empty(row.size, np.uint8)
-        yield from self._spread(sender, row, [memory])
-        return memory.tobytes()
+        lives = yield from self._spread(sender, row, [memory])
+        return memory.tobytes() if lives else None
 
-    def _spread(self, sender: int, row: Row, pieces: Sequence[Bytes]) -> Steps[None]:
-        """Brings the bytes of the sender's pieces into the pieces of all others."""
+    def _spread(self, sender: int, row: Row, pieces: Sequence[Bytes]) -> Steps[bool]:
+        """Brings the bytes of the sender's pieces into the pieces of all others. False: the sender died meanwhile."""
         if self._workers == 1:
-            return
+            return True
         if row.size <= INLINE:
             if sender != self._rank:
                 for piece, part in _cut(pieces, 0, _array(row.head)):
                     piece[:] = part
-            return
+            return True
         for begin in range(0, row.size, CHUNKS[-1]):
             size = min(row.size - begin, CHUNKS[-1])
             nbytes = next(chunk for chunk in CHUNKS if size <= chunk)
@@ -300,9 +297,11 @@ class Collectives:
                 self._tensors.skip(key)
                 pulled = self._tensors.pull(key, out=memory)
                 yield pulled.result
-                self._check_lives(row.call, sender, pulled.workers)
+                if sender not in pulled.workers:
+                    return False
                 for piece, part in _cut(pieces, begin, memory[:size]):
                     piece[:] = part
+        return True
 
     def _declared(self, key: str, nbytes: int) -> Steps[Bytes]:
         if key not in self._memory:
@@ -329,6 +328,12 @@ class _Progress:
         """Waits until the others have the last message."""
         if self._ticket is not None:
             self._ticket.result()
+
+
+def _lost(call: int, rank: int) -> NodeLostError:
+    """The error of a call whose sender has died."""
+    text = f"{NAME_OF[call]}() ended with worker {rank}, which has died: call it again"
+    return NodeLostError(text, role="worker", rank=rank)
 
 
 def _named(arrays: Arrays) -> list[tuple[str, Array]]:

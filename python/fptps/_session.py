@@ -144,7 +144,8 @@ class Session:
 
     def _reap(self, handle: int) -> None:
         if self.watchers:
-            self.callback_thread().call(self._announce)
+            with contextlib.suppress(RuntimeError):  # the node closes meanwhile
+                self.callback_thread().call(self._announce)
         number = self.core.ended(handle, 0)
         while number:
             ticket = self.live.get(number)

@@ -62,15 +62,16 @@ class Gradients:
         """Whether a gradient was sent in this step."""
         self.joined = 0
         """How many workers have joined, in the last roll."""
-        self.workers = worker.workers
-        """The ranks of the workers that took part in the last roll."""
         self.tensors, self._roll = tensors.namespace("gradients"), tensors.namespace("roll")
         self._rule = rule
         self._passes, self._op = passes, op.operation
         self._finish, self._drop, self._start = finish, drop, start
         alone = [[slot.index] for slot in self.slots]
         own = alone if rule else plan(self.slots, compression)
-        indices = worker.allgather_object(own)[0]  # frozen ones may differ between workers
+        found = worker._collectives.allgather(own)
+        self.workers = tuple(found)
+        """The ranks of the workers that took part in the last roll."""
+        indices = found[min(found)]  # frozen ones may differ between workers
         self.bundles = [Bundle([self.slots[index] for index in one], compression, worker.rank) for one in indices]
         if rule is None:
             self.tensors.init_all({bundle.name: bundle.wire.array for bundle in self.bundles})

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..ticket import as_completed
+from ..worker import KVWorker
 from ._calls import broadcast_optimizer_state, broadcast_parameters, push_pull
 from ._check import check_layout
 from ._optimizer import DistributedOptimizer
@@ -24,22 +25,29 @@ def prepare(model: Model, optimizer: torch.optim.Optimizer) -> tuple[Model, Dist
 
     All workers call it. It compares the models: MismatchError names the first parameter or buffer that differs in
     shape or dtype. It then gives all of them worker 0's parameters, buffers and state of the optimizer: a checkpoint
-    has to be loaded by worker 0 alone, before. Buffers, such as the running statistics of BatchNorm, are each worker's
-    own from then on; average_buffers() makes them equal. A ServerOptimizer without parameters gets the model's.
+    has to be loaded by worker 0 alone, before. (After its death it is the lowest rank that lives.) Buffers, such as
+    the running statistics of BatchNorm, are each worker's own from then on; average_buffers() makes them equal. A
+    ServerOptimizer without parameters gets the model's.
     """
     check_layout(model)
-    broadcast_parameters({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    root = _leader(current().worker)
+    broadcast_parameters({**dict(model.named_parameters()), **dict(model.named_buffers())}, root)
     if isinstance(optimizer, ServerOptimizer):
         optimizer.bind(model.named_parameters())
         return model, optimizer
-    broadcast_optimizer_state(optimizer)
+    broadcast_optimizer_state(optimizer, root)
     return model, DistributedOptimizer(optimizer, model.named_parameters())
+
+
+def _leader(worker: KVWorker) -> int:
+    """The lowest rank that lives, the same on all workers."""
+    return min(worker._collectives.allgather(None)) if worker._recovers else 0
 
 
 def average_buffers(model: nn.Module) -> None:
     """Gives the floating-point buffers of all workers' models their mean: before an evaluation, or a checkpoint.
 
-    Other buffers, such as counters, become worker 0's. All workers call it.
+    Other buffers, such as counters, become worker 0's, or those of the lowest rank that lives. All workers call it.
     """
     buffers = dict(model.named_buffers())
     floats = [b for b in buffers.values() if b.is_floating_point()]
@@ -47,7 +55,8 @@ def average_buffers(model: nn.Module) -> None:
         mean = push_pull(torch.cat([b.detach().double().cpu().flatten() for b in floats]), name="buffers")
         for b, part in zip(floats, mean.split([b.numel() for b in floats])):
             b.detach().copy_(part.view(b.shape))
-    broadcast_parameters({name: b for name, b in buffers.items() if not b.is_floating_point()})
+    others = {name: b for name, b in buffers.items() if not b.is_floating_point()}
+    broadcast_parameters(others, _leader(current().worker))
 
 
 def join() -> int:
