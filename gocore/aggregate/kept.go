@@ -48,7 +48,7 @@ func (t *Slots) Have(rank int, h *wire.Header) error {
 		t.kept[id] = &kept{round: h.Round, epoch: h.Epoch, rank: rank}
 		p.complete, p.epoch = h.Round+1, h.Epoch
 		if s != nil && s.round == h.Round {
-			for _, r := range s.from.list(now.ranks, true) {
+			for _, r := range s.from.list(now.ranks(), true) {
 				t.owe(id, r, h.Round)
 			}
 			t.giveUp(s)
@@ -60,7 +60,7 @@ func (t *Slots) Have(rank int, h *wire.Header) error {
 // inherit has another worker keep a sum whose worker is dead.
 func (t *Slots) inherit(id packetID, rank int, h *wire.Header, now *members) {
 	k := t.kept[id]
-	if k == nil || k.round != h.Round || k.epoch != h.Epoch || !now.gone[k.rank] {
+	if k == nil || k.round != h.Round || k.epoch != h.Epoch || !now.gone(k.rank) {
 		return
 	}
 	k.rank = rank

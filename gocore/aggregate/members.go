@@ -15,16 +15,16 @@ type Members struct {
 
 // members does not change.
 type members struct {
-	ranks int    // of all workers, dead ones included
-	sizes []int  // the number of workers by epoch
-	left  []int  // by rank: the first epoch without the worker; -1: there is none
-	gone  []bool // by rank: the worker is dead
+	left  []int // by rank: the first epoch without the worker; alive: there is none
+	epoch int   // the last one
 }
+
+const alive = -1
 
 // NewMembers makes the members of a cluster in which no worker is dead.
 func NewMembers(workers int) *Members {
 	m := &Members{}
-	m.now.Store(&members{ranks: workers, sizes: []int{workers}, left: slices.Repeat([]int{-1}, workers), gone: make([]bool, workers)})
+	m.now.Store(&members{left: slices.Repeat([]int{alive}, workers)})
 	return m
 }
 
@@ -32,43 +32,49 @@ func NewMembers(workers int) *Members {
 // epoch can arrive.
 func (m *Members) Bury(rank int) {
 	next := *m.now.Load()
-	next.left, next.gone = slices.Clone(next.left), slices.Clone(next.gone)
-	next.left[rank], next.gone[rank] = len(next.sizes), true
-	next.sizes = append(slices.Clone(next.sizes), next.sizes[len(next.sizes)-1]-1)
+	next.left = slices.Clone(next.left)
+	next.epoch++
+	next.left[rank] = next.epoch
 	m.now.Store(&next)
 }
 
 // Size is the number of workers that are left.
 func (m *Members) Size() int {
 	now := m.now.Load()
-	return now.sizes[len(now.sizes)-1]
+	return now.size(uint16(now.epoch))
 }
+
+// ranks is the number of ranks, those of dead workers included.
+func (m *members) ranks() int { return len(m.left) }
+
+// gone reports whether a worker is dead.
+func (m *members) gone(rank int) bool { return m.left[rank] != alive }
 
 // check returns an error for a contribution that no node sends.
 func (m *members) check(rank int, epoch uint16) error {
 	switch {
-	case rank < 0 || rank >= m.ranks:
-		return fmt.Errorf("a contribution of rank %d in a cluster of %d workers", rank, m.ranks)
-	case int(epoch) >= len(m.sizes) || !m.in(rank, epoch):
-		return fmt.Errorf("a contribution of rank %d in epoch %d, of %d deaths", rank, epoch, len(m.sizes)-1)
+	case rank < 0 || rank >= m.ranks():
+		return fmt.Errorf("a contribution of rank %d in a cluster of %d workers", rank, m.ranks())
+	case int(epoch) > m.epoch || !m.in(rank, epoch):
+		return fmt.Errorf("a contribution of rank %d in epoch %d, of %d deaths", rank, epoch, m.epoch)
 	}
 	return nil
 }
 
 // in reports whether a worker takes part in an epoch.
 func (m *members) in(rank int, epoch uint16) bool {
-	return m.left[rank] < 0 || int(epoch) < m.left[rank]
+	return !m.gone(rank) || int(epoch) < m.left[rank]
 }
 
 // allGone reports whether all workers of a set are dead.
 func (m *members) allGone(set ranks) bool {
-	for rank, gone := range m.gone {
-		if !gone && set.has(rank) {
+	for rank := range m.left {
+		if !m.gone(rank) && set.has(rank) {
 			return false
 		}
 	}
 	return true
 }
 
-// size is the number of workers in an epoch.
-func (m *members) size(epoch uint16) int { return m.sizes[epoch] }
+// size is the number of workers in an epoch: each one has begun with a death.
+func (m *members) size(epoch uint16) int { return m.ranks() - int(epoch) }

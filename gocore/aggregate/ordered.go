@@ -41,7 +41,7 @@ func (t *Slots) hold(s *slot, rank int, h *wire.Header, payload []byte, owned *B
 // addInOrder adds the held contributions whose predecessors have all contributed.
 func (t *Slots) addInOrder(s *slot) {
 	now := t.members.now.Load()
-	for s.prefix < now.ranks && (s.from.has(s.prefix) || !now.in(s.prefix, s.epoch)) {
+	for s.prefix < now.ranks() && (s.from.has(s.prefix) || !now.in(s.prefix, s.epoch)) {
 		s.prefix++
 	}
 	n := 0

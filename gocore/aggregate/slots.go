@@ -310,7 +310,7 @@ func (t *Slots) recycle(s *slot) {
 // begin makes p's slot for h's round.
 func (t *Slots) begin(p *packet, h *wire.Header, raw uint32, now *members) *slot {
 	if len(t.free) == 0 {
-		t.free = append(t.free, &slot{from: newRanks(now.ranks)})
+		t.free = append(t.free, &slot{from: newRanks(now.ranks())})
 	}
 	last := len(t.free) - 1
 	s := t.free[last]

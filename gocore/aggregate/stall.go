@@ -58,7 +58,7 @@ func (t *Slots) Tick(now time.Time) []Stall {
 		id := round{s.tensor, s.round}
 		f, known := found[id]
 		if !known {
-			f = sets{slices.Clone(s.from), newRanks(workers.ranks)}
+			f = sets{slices.Clone(s.from), newRanks(workers.ranks())}
 			found[id] = f
 		}
 		f.any.union(s.from)
@@ -68,9 +68,9 @@ func (t *Slots) Tick(now time.Time) []Stall {
 	}
 	var stalls []Stall
 	for id, f := range found {
-		missing := slices.DeleteFunc(f.all.list(workers.ranks, false), func(rank int) bool { return workers.gone[rank] })
+		missing := slices.DeleteFunc(f.all.list(workers.ranks(), false), workers.gone)
 		if len(missing) > 0 { // else the round waits for dead ones, until it is repeated
-			stalls = append(stalls, Stall{id.tensor, id.round, missing, f.any.list(workers.ranks, true)})
+			stalls = append(stalls, Stall{id.tensor, id.round, missing, f.any.list(workers.ranks(), true)})
 		}
 	}
 	slices.SortFunc(stalls, func(a, b Stall) int {

@@ -51,19 +51,25 @@ func TestBurial(t *testing.T) {
 			if err := <-waits; err != nil {
 				t.Error(err)
 			}
-			for _, p := range w {
-				p.End(wire.Rounds{}, func(err error) { ends <- err })
-			}
-			for range 3 {
-				if err := <-ends; err != nil {
-					t.Error(err)
-				}
-			}
-			<-b.runner.Done()
-			if err := b.runner.Err(); err != nil {
-				t.Error(err)
-			}
+			b.end(ends, w...)
 		})
+	}
+}
+
+// end ends the cluster in good order. ends gets the ends of these nodes, and of those that have come to the last barrier before.
+func (b *bench) end(ends chan error, nodes ...*Postoffice) {
+	b.t.Helper()
+	for _, p := range nodes {
+		p.End(wire.Rounds{}, func(err error) { ends <- err })
+	}
+	for range cap(ends) {
+		if err := <-ends; err != nil {
+			b.t.Error(err)
+		}
+	}
+	<-b.runner.Done()
+	if err := b.runner.Err(); err != nil {
+		b.t.Error(err)
 	}
 }
 
@@ -141,18 +147,7 @@ func TestSettlement(t *testing.T) {
 				}
 			}
 			ends := make(chan error, 3)
-			for _, p := range []*Postoffice{w[1], w[2], s[0]} {
-				p.End(wire.Rounds{}, func(err error) { ends <- err })
-			}
-			for range 3 {
-				if err := <-ends; err != nil {
-					t.Error(err)
-				}
-			}
-			<-b.runner.Done()
-			if err := b.runner.Err(); err != nil {
-				t.Error(err)
-			}
+			b.end(ends, w[1], w[2], s[0])
 		})
 	}
 }

@@ -36,14 +36,7 @@ func newMortal(c *cluster, rng *rand.Rand) *mortal {
 	m := &mortal{office: newOffice(c, rng)}
 	for i, s := range c.spies {
 		s.gone = newGone(rng.Uint64() + uint64(i))
-		chain, own := make(chan func(), 100), rand.New(rand.NewPCG(rng.Uint64(), 2))
-		m.chains = append(m.chains, chain)
-		m.working.Go(func() {
-			for step := range chain {
-				time.Sleep(time.Duration(own.IntN(4)) * time.Millisecond)
-				step()
-			}
-		})
+		m.chains = append(m.chains, inOrder(rand.New(rand.NewPCG(rng.Uint64(), 2)), &m.working))
 	}
 	m.office.mortal = m
 	m.state.killed, m.state.verdicts = make([]bool, len(c.spies)), make([]bool, len(c.spies))

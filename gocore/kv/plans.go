@@ -87,8 +87,10 @@ func (w *Worker) endPromise() (e effects) {
 	return e
 }
 
-// waits reports whether a promise forbids the round of the tensor's next operation.
-func (t *tensor) waits() bool { return t.held && t.queue[0].verb != verbFetch }
+// waits reports whether a promise, or a freeze, forbids the round of the tensor's next operation.
+func (w *Worker) waits(t *tensor) bool {
+	return (t.held || w.mu.frozen) && t.queue[0].verb != verbFetch
+}
 
 // followPlan gives the tensor the newest plan that holds for its present round, and reports whether that is another one.
 func (t *tensor) followPlan() (moved bool) {

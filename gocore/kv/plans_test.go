@@ -40,16 +40,21 @@ func newOffice(c *cluster, rng *rand.Rand) *office {
 		if s.Worker != nil {
 			s.Worker.Declare = each(func(key uint64, _ wire.Tensor, done func(uint32, error)) { o.declare(s.Worker.Rank, key, done) })
 		}
-		inbox, rng := make(chan func(), 1000), rand.New(rand.NewPCG(rng.Uint64(), 1))
-		o.inboxes = append(o.inboxes, inbox)
-		o.done.Go(func() {
-			for message := range inbox {
-				time.Sleep(time.Duration(rng.IntN(5)) * time.Millisecond)
-				message()
-			}
-		})
+		o.inboxes = append(o.inboxes, inOrder(rand.New(rand.NewPCG(rng.Uint64(), 1)), &o.done))
 	}
 	return o
+}
+
+// inOrder calls the functions of a channel one after the other, each after some milliseconds, until it is closed.
+func inOrder(rng *rand.Rand, running *sync.WaitGroup) chan func() {
+	calls := make(chan func(), 1000)
+	running.Go(func() {
+		for call := range calls {
+			time.Sleep(time.Duration(rng.IntN(5)) * time.Millisecond)
+			call()
+		}
+	})
+	return calls
 }
 
 // declare answers all workers at once, as the scheduler does.

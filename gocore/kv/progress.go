@@ -11,9 +11,9 @@ import (
 )
 
 // advance starts the tensor's next round if one is queued, the round before is complete,
-// no pull is copying its sum and no promise forbids it.
+// no pull is copying its sum and neither a promise nor a freeze forbids it.
 func (w *Worker) advance(t *tensor) []sending {
-	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || t.waits() || w.mu.frozen && t.queue[0].verb != verbFetch {
+	if t.active != nil || t.readers > 0 || len(t.queue) == 0 || w.waits(t) {
 		return nil
 	}
 	o := t.queue[0]

@@ -170,8 +170,8 @@ func (w *Worker) memoryFor(list []Exchange) map[uint64][]byte {
 	return kept
 }
 
-// lacking returns the sizes of the tensors that have no memory for sums, and will get none from a push before. One that has it keeps it
-// while the worker recovers.
+// lacking returns the sizes of the tensors that have no memory for sums, and will get none from a push before. While the worker
+// recovers, a tensor keeps such memory.
 func (w *Worker) lacking(list []Exchange) map[uint64]uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -437,7 +437,7 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 			waiting.Text += "; missing: " + strings.Join(waiting.Missing, ", ")
 		}
 		return waiting
-	case t.active == nil && len(t.queue) > 0 && t.waits():
+	case t.active == nil && len(t.queue) > 0 && w.waits(t):
 		waiting.Text = fmt.Sprintf("%s: round %d waits for the scheduler to decide on a new plan", t.name, t.next)
 		return waiting
 	case t.active == nil:
