@@ -11,7 +11,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-// TestRepeatedRounds plays what arrives at an aggregator of three workers of which some die (d, with the rank): contributions (c), notes that a
+// TestRepeatedRounds plays what arrives at an aggregator of three workers of which some die (d, with the rank) and others are admitted (j): contributions (c), notes that a
 // worker has the sum (h) and recalled sums (k), each with rank, round and epoch, and ticks (t). The result lists the sums, each with round and epoch,
 // the recalls, and the workers that get a recalled sum. No memory is left.
 func TestRepeatedRounds(t *testing.T) {
@@ -37,6 +37,12 @@ func TestRepeatedRounds(t *testing.T) {
 		"the sum of the living, of before":          {"c050 c150 d2 t", "held"},
 		"a contribution is repeated":                {"d2 c051 c051 c151 c051", "sum5.1"},
 		"rounds of all epochs, one after the other": {"c050 c150 c250 d2 c061 c161 d0 c172", "sum5.0 sum6.1 sum7.2"},
+		"one is admitted":                           {"c050 c150 c250 j3 c061 c361 c161 c261", "sum5.0 sum6.1"},
+		"and is waited for":                         {"j3 c061 c161 c261 t c361", "[{3 6 [3] [0 1 2]}] sum6.1"},
+		"it dies":                                   {"j3 c061 c161 c261 d3 c062 c162 c262", "sum6.2"},
+		"it dies after it has contributed":          {"j3 c361 c061 d3 c062 c162 c262", "sum6.2"},
+		"one dies, another is admitted":             {"d1 j3 c062 c362 c262", "sum6.2"},
+		"of rank 64, after 61 others":               {"d1 jp c062 c262 cp62", "sum6.2"},
 	} {
 		for _, policy := range []wire.Policy{wire.Sync, wire.Ordered} {
 			t.Run(fmt.Sprintf("%s, %v", name, policy), func(t *testing.T) {
@@ -55,6 +61,10 @@ func TestRepeatedRounds(t *testing.T) {
 					rank := int(step[1] - '0')
 					if step[0] == 'd' {
 						members.Bury(rank)
+						continue
+					}
+					if step[0] == 'j' {
+						members.Join(rank)
 						continue
 					}
 					h := contribution(3, 1, uint64(step[2]-'0'))

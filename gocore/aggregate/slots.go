@@ -8,7 +8,7 @@
 // contribution to the last; of a complete round only the number stays. The send loop may still
 // read the sum then: buffers are counted, and the next round takes another one.
 //
-// After the death of a worker (Members) the others may repeat rounds, in a new epoch: a contribution of a later epoch discards what
+// After the death of a worker the others may repeat rounds, in a new epoch (Members): a contribution of a later epoch discards what
 // this node has of the round, which may even have been complete here.
 package aggregate
 
@@ -310,13 +310,13 @@ func (t *Slots) recycle(s *slot) {
 // begin makes p's slot for h's round.
 func (t *Slots) begin(p *packet, h *wire.Header, raw uint32, now *members) *slot {
 	if len(t.free) == 0 {
-		t.free = append(t.free, &slot{from: newRanks(now.ranks())})
+		t.free = append(t.free, new(slot))
 	}
 	last := len(t.free) - 1
 	s := t.free[last]
 	t.free = t.free[:last]
 	*s = slot{
-		round: h.Round, epoch: h.Epoch, workers: now.size(h.Epoch), from: s.from.cleared(), priority: h.Priority, of: p, tensor: h.Tensor,
+		round: h.Round, epoch: h.Epoch, workers: now.size(h.Epoch), from: s.from.cleared(now.ranks()), priority: h.Priority, of: p, tensor: h.Tensor,
 		dtype: h.DType, raw: raw, codec: h.Codec, rows: s.rows.cleared(), policy: h.Policy, plan: h.Plan,
 		ordered: h.Policy == wire.Ordered && reduce.OrderMatters(h.DType), held: s.held,
 	}

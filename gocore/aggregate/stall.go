@@ -58,13 +58,12 @@ func (t *Slots) Tick(now time.Time) []Stall {
 		id := round{s.tensor, s.round}
 		f, known := found[id]
 		if !known {
-			f = sets{slices.Clone(s.from), newRanks(workers.ranks())}
+			f = sets{newRanks(workers.ranks()), newRanks(workers.ranks())}
+			f.all.union(s.from)
 			found[id] = f
 		}
 		f.any.union(s.from)
-		for w := range f.all {
-			f.all[w] &= s.from[w]
-		}
+		f.all.intersect(s.from)
 	}
 	var stalls []Stall
 	for id, f := range found {

@@ -3,6 +3,7 @@ package kv
 import (
 	"encoding/binary"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"fptps/gocore/aggregate"
@@ -16,9 +17,8 @@ import (
 // rounds of its own (bounded, async), it answers each contribution to its worker alone.
 // The receive loop's thread makes all calls.
 type Aggregator struct {
-	workers []uint32 // node ids by rank
-	ranks   map[uint32]int
 	members *aggregate.Members
+	workers atomic.Pointer[[]uint32] // node ids of the members, which receive sums
 	plane   DataPlane
 	pool    *aggregate.Pool
 	slots   *aggregate.Slots
@@ -29,35 +29,51 @@ type Aggregator struct {
 	held    map[uint32][]aggregate.Sum // by tensor: sums that wait for the tensor's last; nil: none has to wait
 }
 
-// NewAggregator makes the aggregator of a node; workers are node ids by rank. With
+// NewAggregator makes the aggregator of a node, for the workers that are members. With
 // hold, the sums of a tensor leave only when all of them are complete, as in systems
 // that send whole tensors only.
-func NewAggregator(workers []uint32, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
-	pool, now, members := aggregate.NewPool(), time.Now(), aggregate.NewMembers(len(workers))
+func NewAggregator(members *aggregate.Members, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
+	pool, now := aggregate.NewPool(), time.Now()
 	a := &Aggregator{
-		workers: workers, ranks: map[uint32]int{}, members: members, plane: plane, log: log,
-		pool: pool, slots: aggregate.NewSlots(members, pool, now), store: store.New(len(workers), pool, now),
+		members: members, plane: plane, log: log,
+		pool: pool, slots: aggregate.NewSlots(members, pool, now), store: store.New(members.Size(), pool, now),
 	}
-	for rank, id := range workers {
-		a.ranks[id] = rank
-	}
+	a.changed()
 	if hold {
 		a.held = map[uint32][]aggregate.Sum{}
 	}
 	return a
 }
 
-// rank returns a worker's rank, -1 for other nodes, which aggregate.Slots refuses.
-func (a *Aggregator) rank(node uint32) int {
-	if rank, ok := a.ranks[node]; ok {
-		return rank
+// changed notes which workers are members.
+func (a *Aggregator) changed() {
+	var workers []uint32
+	for _, rank := range a.members.Ranks() {
+		workers = append(workers, workerNode(rank))
 	}
-	return -1
+	a.workers.Store(&workers)
 }
+
+// Bury begins an epoch without a worker, which is dead, and Join one with a new worker; from any goroutine. See aggregate.Members.
+func (a *Aggregator) Bury(rank int) {
+	a.members.Bury(rank)
+	a.changed()
+}
+
+// Join is described at Bury.
+func (a *Aggregator) Join(rank int) {
+	a.members.Join(rank)
+	a.changed()
+}
+
+// rankOf returns a worker's rank, -1 for other nodes, which aggregate.Slots refuses.
+func rankOf(node uint32) int { return wire.RankOfWorker(int(node)) }
+
+func workerNode(rank int) uint32 { return uint32(wire.WorkerID(rank)) }
 
 // add takes a contribution; see aggregate.Slots.Add for payload and owned.
 func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
-	rank := a.rank(node)
+	rank := rankOf(node)
 	if h.Round > 0 && h.Policy.Applied() != wire.Sync {
 		return a.push(rank, h, payload, owned)
 	}
@@ -118,7 +134,7 @@ func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggre
 		if r.Buffer != nil {
 			m.Data, m.Owner = r.Buffer.Bytes, r.Buffer
 		}
-		a.plane.Send(a.workers[r.Rank], m)
+		a.plane.Send(workerNode(r.Rank), m)
 	}
 	return err
 }
@@ -147,12 +163,12 @@ func (a *Aggregator) ignoreStale(err error) error {
 
 // sendToAll sends a sum to every worker, straight from the slot's buffer.
 func (a *Aggregator) sendToAll(sum *aggregate.Sum) {
-	m := transport.Outgoing{Header: sum.Header}
+	m, workers := transport.Outgoing{Header: sum.Header}, *a.workers.Load()
 	if sum.Buffer != nil {
 		m.Data, m.Owner = sum.Buffer.Bytes, sum.Buffer
-		sum.Buffer.Retain(len(a.workers) - 1)
+		sum.Buffer.Retain(len(workers) - 1)
 	}
-	for _, node := range a.workers {
+	for _, node := range workers {
 		a.plane.Send(node, m) // which drops what is for a dead one
 	}
 }
@@ -163,14 +179,14 @@ func (a *Aggregator) tick(now time.Time) {
 	for _, stall := range append(a.slots.Tick(now), a.store.Tick(now)...) {
 		var nodes []byte
 		for _, rank := range stall.Missing[:min(len(stall.Missing), wire.PacketBytes/4)] {
-			nodes = binary.LittleEndian.AppendUint32(nodes, a.workers[rank])
+			nodes = binary.LittleEndian.AppendUint32(nodes, workerNode(rank))
 		}
 		h := wire.Header{
 			Kind: wire.Missing, Tensor: stall.Tensor, Round: stall.Round, Run: 1, Priority: 1<<31 - 1,
 			RawLen: uint32(len(nodes)), WireLen: uint32(len(nodes)),
 		}
 		for _, rank := range stall.Waiting {
-			a.plane.Send(a.workers[rank], transport.Outgoing{Header: h, Data: nodes})
+			a.plane.Send(workerNode(rank), transport.Outgoing{Header: h, Data: nodes})
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
+	"fptps/gocore/aggregate"
 	"fptps/gocore/plan"
 	"fptps/gocore/store"
 	"fptps/gocore/transport"
@@ -52,7 +53,7 @@ func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store
 		Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
 		Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }),
 	})
-	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator([]uint32{9}, l, false, slog.New(slog.DiscardHandler))}
+	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator(aggregate.NewMembers(1), l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)
 	finish := func(ticket *Ticket, err error) {
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 	"weak"
 
+	"fptps/gocore/aggregate"
 	"fptps/gocore/fault"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
@@ -256,7 +257,7 @@ func (s *answers) Send(node uint32, m transport.Outgoing) {
 
 func TestUnknownAskIsRefused(t *testing.T) {
 	var sent answers
-	a := NewAggregator([]uint32{9, 11}, &sent, false, slog.New(slog.DiscardHandler))
+	a := NewAggregator(aggregate.NewMembers(2), &sent, false, slog.New(slog.DiscardHandler))
 	h := Handler{Self: 8, Aggregator: a}
 	header := wire.Header{Kind: wire.Ask, Op: 99, Tensor: 1, Packet: 2, Run: 1, Number: 3, Priority: 4, RawLen: 5, WireLen: 5}
 	put := func(node uint32) error {
@@ -273,7 +274,7 @@ func TestUnknownAskIsRefused(t *testing.T) {
 	if len(sent) != 1 || sent[0].node != 11 || sent[0].Header != want || string(sent[0].Data) != "value: this aggregator does not know operation 99" {
 		t.Errorf("answered %+v", sent)
 	}
-	if err := put(13); err == nil || !strings.Contains(err.Error(), "not a worker") {
+	if err := put(12); err == nil || !strings.Contains(err.Error(), "not a worker") {
 		t.Errorf("a node that is no worker asks: %v", err)
 	}
 	if a.pool.Lent() != 0 {

@@ -234,12 +234,9 @@ func (w *Worker) stateful(what string) {
 // Recover prepares for the deaths of other aggregators, of whose packets this one gets some. It is called before any packet arrives.
 func (a *Aggregator) Recover() { a.store.Recovers = true }
 
-// Bury begins an epoch without a worker, which is dead; from any goroutine. See aggregate.Members.
-func (a *Aggregator) Bury(rank int) { a.members.Bury(rank) }
-
 // have takes a worker's note about the sums that it has.
 func (a *Aggregator) have(node uint32, h *wire.Header) error {
-	err := a.slots.Have(a.rank(node), h)
+	err := a.slots.Have(rankOf(node), h)
 	a.recall()
 	return err
 }
@@ -247,7 +244,7 @@ func (a *Aggregator) have(node uint32, h *wire.Header) error {
 // recall asks workers for sums that others lack.
 func (a *Aggregator) recall() {
 	for _, r := range a.slots.Recalls() {
-		a.plane.Send(a.workers[r.Rank], transport.Outgoing{Header: wire.Header{
+		a.plane.Send(workerNode(r.Rank), transport.Outgoing{Header: wire.Header{
 			Kind: wire.Recall, Tensor: r.Tensor, Packet: r.Packet, Run: 1, Round: r.Round, Epoch: r.Epoch, Priority: urgent,
 		}})
 	}
@@ -255,7 +252,7 @@ func (a *Aggregator) recall() {
 
 // kept passes a recalled sum on to the workers that lack it.
 func (a *Aggregator) kept(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
-	owed := a.slots.Kept(a.rank(node), h)
+	owed := a.slots.Kept(rankOf(node), h)
 	if len(payload) > 0 && owned == nil {
 		owned = a.pool.Get(len(payload))
 		copy(owned.Bytes, payload)
@@ -269,7 +266,7 @@ func (a *Aggregator) kept(node uint32, h *wire.Header, payload []byte, owned *ag
 		defer owned.Release()
 	}
 	for _, rank := range owed {
-		a.plane.Send(a.workers[rank], m)
+		a.plane.Send(workerNode(rank), m)
 	}
 	return nil
 }

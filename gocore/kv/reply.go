@@ -17,7 +17,7 @@ func (a *Aggregator) answer(node uint32, h *wire.Header, payload []byte, owned *
 	if owned != nil {
 		defer owned.Release()
 	}
-	if a.rank(node) < 0 {
+	if rankOf(node) < 0 {
 		return fmt.Errorf("node %d asks, but is not a worker", node)
 	}
 	m := transport.Outgoing{Header: wire.Header{
@@ -100,7 +100,7 @@ func (a *Aggregator) clock(tensor uint32, about wire.Clock) (*aggregate.Buffer, 
 
 // sendValues sends a worker the values of packets, straight from the store's buffers.
 func (a *Aggregator) sendValues(node uint32, h *wire.Header) error {
-	if a.rank(node) < 0 {
+	if rankOf(node) < 0 {
 		return fmt.Errorf("node %d asks for values, but is not a worker", node)
 	}
 	for p := h.Packet; p < h.Packet+h.Run; p++ {

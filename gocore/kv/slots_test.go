@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"fptps/gocore/aggregate"
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
@@ -125,33 +126,29 @@ func (p plane) Send(node uint32, m transport.Outgoing) {
 		if one.Data != nil {
 			one.Header.RawLen, one.Header.WireLen = uint32(len(one.Data)), uint32(len(one.Data))
 		}
-		at, worker := p.b.net, p.node
+		at, worker := p.b.net, rankOf(p.node)
 		if m.Header.Kind == wire.Sum {
-			at, worker = p.b.sums, node
+			at, worker = p.b.sums, rankOf(node)
 		}
-		at[piece{int(worker), int(one.Header.Packet), int(m.Header.Round)}] = one
+		at[piece{worker, int(one.Header.Packet), int(m.Header.Round)}] = one
 	}
 	if m.Owner != nil && m.Header.Kind != wire.Sum {
 		m.Owner.Release()
 	}
 }
 
-// newBench makes workers (node ids 0, 1, ...) and aggregators (100, 101, ...),
-// and brings the tensor through its round 0.
+// newBench makes workers and aggregators, and brings the tensor through its round 0.
 func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	b := &bench{
 		t: t, packets: packets, nodes: map[uint32]*Handler{}, rounds: make([]int, workers),
 		net: map[piece]packet{}, sums: map[piece]packet{},
 	}
-	ids, shares := []uint32{}, []plan.Share{}
-	for w := range workers {
-		ids = append(ids, uint32(w))
-	}
+	shares := []plan.Share{}
 	log := slog.New(slog.DiscardHandler)
 	for a := range aggregators {
-		id := uint32(100 + a)
+		id := serverID(a)
 		shares = append(shares, plan.Share{Node: id, Share: 1})
-		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(ids, plane{b, id}, false, log)}
+		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(aggregate.NewMembers(workers), plane{b, id}, false, log)}
 	}
 	cut, err := plan.New(shares)
 	if err != nil {
@@ -159,12 +156,12 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	}
 	for w := range workers {
 		worker := NewWorker(WorkerConfig{
-			Rank: w, Plan: cut, Lanes: []DataPlane{plane{b, uint32(w)}}, Tickets: NewTickets(), Log: log,
+			Rank: w, Plan: cut, Lanes: []DataPlane{plane{b, workerID(w)}}, Tickets: NewTickets(), Log: log,
 			Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(7, nil) }),
 			Name:    func(node uint32) string { return fmt.Sprint("worker ", node) },
 		})
 		b.workers = append(b.workers, worker)
-		b.nodes[uint32(w)] = &Handler{Self: uint32(w), Worker: worker}
+		b.nodes[workerID(w)] = &Handler{Self: workerID(w), Worker: worker}
 		b.arrays = append(b.arrays, make([]byte, (packets-1)*wire.PacketBytes+8))
 		if _, err := worker.Init(5, wire.Uint32, wire.Sync, b.arrays[w]); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"fptps/gocore/aggregate"
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
 	"fptps/gocore/transport"
@@ -387,7 +388,7 @@ func TestZeroSum(t *testing.T) {
 
 func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 	worker := newDesk(t, 0).ready(1)
-	server := Handler{Self: 8, Aggregator: NewAggregator([]uint32{9, 11}, worker, false, worker.Log)}
+	server := Handler{Self: 8, Aggregator: NewAggregator(aggregate.NewMembers(2), worker, false, worker.Log)}
 	for _, c := range []struct {
 		name    string
 		handler *Handler

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"fptps/gocore/aggregate"
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
@@ -266,7 +267,7 @@ func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*
 		h := n.handler(view)
 		h.Worker = t.worker
 		if slices.Contains(t.aggregators, h.Self) {
-			h.Aggregator = kv.NewAggregator(workers, lane, n.config.WholeSums, n.log)
+			h.Aggregator = kv.NewAggregator(aggregate.NewMembers(len(workers)), lane, n.config.WholeSums, n.log)
 			if view.Recovers {
 				h.Aggregator.Recover()
 			}
