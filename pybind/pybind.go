@@ -248,14 +248,14 @@ func Info(h int64) (info string, err error) {
 	return marshal(found.node.Info())
 }
 
-// Absent returns the ranks of the workers that have died, in order, as JSON. In epoch n of a ticket the first n are missing.
-func Absent(h int64) (ranks string, err error) {
+// Present returns the ranks of the workers in the epoch of a ticket, or, for -1, of those that are there now, as JSON.
+func Present(h, epoch int64) (ranks string, err error) {
 	defer encodeError(&err)
 	found, err := find(h)
 	if err != nil {
 		return "", err
 	}
-	return marshal(found.node.Absent())
+	return marshal(found.node.Present(int(epoch)))
 }
 
 // Stats returns the counters of a node, as JSON.

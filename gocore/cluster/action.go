@@ -84,6 +84,18 @@ type Recovered struct {
 	ID   int
 }
 
+// Came reports that a newcomer has come, and Admitted that it is a member.
+type Came struct {
+	View View
+	ID   int
+}
+
+// Admitted is described at Came.
+type Admitted struct {
+	View View
+	ID   int
+}
+
 // Finished reports that the cluster has ended in order.
 type Finished struct{}
 
@@ -125,6 +137,8 @@ func (a Failed) String() string    { return fmt.Sprintf("failed: %s: %s", Name(a
 func (a Vacated) String() string   { return fmt.Sprintf("vacated: %s: %s", Name(a.ID), a.Why) }
 func (a Buried) String() string    { return fmt.Sprintf("buried: %s: %s", Name(a.ID), a.Why) }
 func (a Recovered) String() string { return "recovered: " + Name(a.ID) }
+func (a Came) String() string      { return "came: " + Name(a.ID) }
+func (a Admitted) String() string  { return "admitted: " + Name(a.ID) }
 func (a Finished) String() string  { return "finished" }
 func (a Planned) String() string   { return fmt.Sprintf("planned: %d: %s", a.Number, a.Why) }
 func (a Kept) String() string      { return "kept: the first plan" }

@@ -31,7 +31,7 @@ type arrival struct {
 
 func (s *Scheduler) stepBarrier(now time.Time, from *member, m *pspb.Meta) {
 	group, customer := m.GetControl().GetBarrierGroup(), m.GetCustomerId()
-	if group < 1 || group > AllGroup || !inGroup(from.Role, int(group)) {
+	if group < 1 || group > AllGroup || !inGroup(from.Role, int(group)) || from.Newcomer && from.Role == RoleWorker {
 		s.stray(Name(from.ID), fmt.Sprintf("it asks for a barrier of group %d", group))
 		return
 	}
@@ -117,7 +117,7 @@ const maxBarriers = 1024
 // absent lists the nodes that b waits for.
 func (s *Scheduler) absent(b *barrier) []int {
 	absent := slices.DeleteFunc(s.ids(), func(id int) bool {
-		return !inGroup(s.members[id].Role, int(b.group)) || b.came(id) >= s.members[id].Customers
+		return !inGroup(s.members[id].Role, int(b.group)) || s.members[id].Newcomer || b.came(id) >= s.members[id].Customers
 	})
 	if s.c.Attends && inGroup(RoleScheduler, int(b.group)) && b.came(s.self.ID) == 0 {
 		absent = append(absent, s.self.ID)
@@ -150,6 +150,7 @@ func (s *Scheduler) complete(b *barrier) {
 	if b.group == AllGroup && b.customer == 0 {
 		s.finals++
 		if s.finals == finalBarriers {
+			s.dismiss()
 			s.state = ended
 			s.do(Finished{})
 		}

@@ -24,8 +24,10 @@ func (s *Scheduler) goesOnWithout(id int) bool {
 // lacks says what a cluster that recovers would lack without a node; "" if nothing.
 func (s *Scheduler) lacks(id int) string {
 	worker, kept := s.members[id].Role == RoleWorker, s.kept()
-	left := len(s.view.Workers()) - 1
+	left := len(s.workers()) - 1
 	switch {
+	case s.members[id].Newcomer:
+		return ""
 	case worker && left == 0:
 		return "It was the last worker"
 	case worker && left < s.c.MinWorkers:
@@ -67,19 +69,22 @@ func (l *ledger) stateful() string {
 
 // bury removes a dead node from the cluster.
 func (s *Scheduler) bury(now time.Time, id int, why string) {
-	rank := wire.RankOfWorker(id)
+	rank, newcomer := wire.RankOfWorker(id), s.members[id].Newcomer
 	delete(s.members, id)
 	s.buried[id] = true
 	s.detach(id)
 	s.do(Buried{View: s.view, ID: id, Why: why})
 	if rank >= 0 {
-		s.beginSettlement(now)
 		s.answer(s.ledger.bury(rank))
 	}
-	s.settle()
-	if c := s.planner.bury(now, id, s.ids()); c != nil {
+	if rank >= 0 && !newcomer {
+		s.beginSettlement(now)
+	}
+	s.settle(now)
+	if c := s.planner.bury(now, id, s.takesPart()); c != nil {
 		s.abort(c)
 	}
+	s.admitNewcomers(now)
 	for _, b := range slices.Clone(s.barriers) {
 		if len(s.absent(b)) == 0 {
 			s.complete(b)
@@ -90,16 +95,19 @@ func (s *Scheduler) bury(now time.Time, id int, why string) {
 // bury divides the share of a dead node among the others, as the workers do. A change that is being introduced may give that node a
 // share: bury returns it, and the caller withdraws it.
 func (p *planner) bury(now time.Time, id int, others []int) (withdrawn *change) {
-	if !p.active {
-		return nil
-	}
 	delete(p.reports, id)
 	withdrawn, p.change = p.change, nil
 	if withdrawn != nil && withdrawn.again {
 		p.again = now.Add(retryTime)
 	}
+	if withdrawn != nil {
+		p.joined = append(p.joined, withdrawn.joined...)
+	}
+	p.joined = slices.DeleteFunc(p.joined, func(other int) bool { return other == id })
 	p.shares = heirs(p.shares, uint32(id), others)
-	p.looks, p.lookTime = looks, now.Add(observeTime)
+	if p.active {
+		p.looks, p.lookTime = looks, now.Add(observeTime)
+	}
 	return withdrawn
 }
 
@@ -139,9 +147,5 @@ func (p *Postoffice) buried(id int, why string, epoch int) {
 
 // Stateful tells the scheduler that the aggregators will hold something that nobody else has.
 func (p *Postoffice) Stateful(what string) {
-	p.loop.do(func() {
-		if p.failure == nil {
-			p.send(&pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String(what)}}})
-		}
-	})
+	p.tell(&pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String(what)}}})
 }

@@ -109,8 +109,8 @@ func TestSettlement(t *testing.T) {
 			b.die(w[0])
 			time.Sleep(2 * verdictTime)
 			synctest.Wait()
-			w[1].Survived(1, rounds(9, 9, 9))
-			s[0].Survived(1, wire.Rounds{})
+			w[1].Survived(1, rounds(9, 9, 9), false)
+			s[0].Survived(1, wire.Rounds{}, false)
 			b.die(w[3])
 			time.Sleep(2 * verdictTime)
 			synctest.Wait()
@@ -118,10 +118,10 @@ func TestSettlement(t *testing.T) {
 			for range 2 {
 				wantError(t, <-declared, fault.Value, "a worker has died, and consistency async")
 			}
-			w[1].Survived(1, rounds(9, 9, 9)) // too late
-			w[1].Survived(2, rounds(4, 5, 5))
-			s[0].Survived(2, wire.Rounds{})
-			w[2].Survived(2, rounds(5, 5, 4))
+			w[1].Survived(1, rounds(9, 9, 9), false) // too late
+			w[1].Survived(2, rounds(4, 5, 5), false)
+			s[0].Survived(2, wire.Rounds{}, false)
+			w[2].Survived(2, rounds(5, 5, 4), false)
 			time.Sleep(2 * noticeTime)
 			synctest.Wait()
 			if got := b.records[w[1]].settled; len(got) != 0 {

@@ -71,6 +71,7 @@ type Member struct {
 	Classic     bool   // it uses ps-lite's classes alone: a successor can take its place
 	Vacant      bool   // it is dead, and its place is kept for a successor
 	Recovered   bool   // it is the successor of a dead node
+	Newcomer    bool   // it came when the others had begun, and takes no part yet
 }
 
 // Unset is the share of the summing of a node that leaves it to the scheduler.
@@ -92,13 +93,12 @@ func (m Member) Rank() int {
 
 // View is a cluster as a node knows it. It does not change.
 type View struct {
-	Self       int
-	Members    []Member // all nodes, the scheduler last
-	Token      [16]byte // names this run of the cluster
-	Generation uint32   // deaths so far
-	Epoch      uint32   // changes of membership so far
-	Replans    bool     // the plan may change: every node may have to sum
-	Recovers   bool     // the cluster goes on after the death of a node where it can: every node may have to sum
+	Self     int
+	Members  []Member // all nodes, the scheduler last
+	Token    [16]byte // names this run of the cluster
+	Epoch    int      // workers that had died or were admitted before this node joined
+	Replans  bool     // the plan may change: every node may have to sum
+	Recovers bool     // the cluster goes on after the death of a node where it can: every node may have to sum
 }
 
 // Me is this node.
@@ -117,11 +117,11 @@ func (v View) Member(id int) Member {
 // Rank is this node's rank.
 func (v View) Rank() int { return v.Me().Rank() }
 
-// ByRole lists the nodes of one role by rank.
+// ByRole lists the nodes of one role by rank, without newcomers.
 func (v View) ByRole(r Role) []Member {
 	var all []Member
 	for _, m := range v.Members {
-		if m.Role == r {
+		if m.Role == r && !m.Newcomer {
 			all = append(all, m)
 		}
 	}
@@ -152,14 +152,21 @@ func (v View) Classic() bool {
 	})
 }
 
-// with returns the view with one member changed.
-func (v View) with(m Member) View {
+// With returns the view with one member changed.
+func (v View) With(m Member) View {
 	v.Members = slices.Clone(v.Members)
 	for i := range v.Members {
 		if v.Members[i].ID == m.ID {
 			v.Members[i] = m
 		}
 	}
+	return v
+}
+
+// Plus returns the view with another member, which comes last of its role.
+func (v View) Plus(m Member) View {
+	at := slices.IndexFunc(v.Members, func(o Member) bool { return o.Role > m.Role })
+	v.Members = slices.Insert(slices.Clone(v.Members), at, m)
 	return v
 }
 
@@ -193,6 +200,7 @@ type Config struct {
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
 	Recovers          bool          // of the scheduler: the cluster goes on after the death of a node where it can
 	MinWorkers        int           // of the scheduler: with fewer workers it does not
+	MaxWorkers        int           // of the scheduler: more workers at a time are refused; 0: as many as at the start
 	RecoveryTimeout   time.Duration // of the scheduler: how long a dead node's place is kept for a successor; 0: not at all
 	PSLite            bool          // it uses ps-lite's classes alone, and may join a scheduler of ps-lite
 	Resend            bool          // programs of ps-lite resend unacknowledged messages: PS_RESEND
@@ -227,6 +235,14 @@ type Events struct {
 	Settled func(complete wire.Rounds)
 	// Recovered reports that a successor has taken such a place. It precedes all messages of the successor.
 	Recovered func(m Member)
+	// Came reports that a newcomer has come, with which this node makes connections; Linked reports them. Admitted: it is a member now.
+	// If it is a worker, an epoch begins, as for Buried, when all programs have come to the place where newcomers are admitted for the points-th time.
+	Came     func(m Member)
+	Admitted func(m Member, epoch int, points uint64)
+	// Gather returns how often this node's program has passed the place where newcomers may be admitted: it waits there the next time, until
+	// Meet says when they are admitted; 0: not now.
+	Gather func() uint64
+	Meet   func(points uint64)
 	// Waiting names the nodes for which a barrier or a declaration has waited 5 s, and again
 	// every 5 s; event is "barrier" or "key 3". No missing nodes: the wait has ended.
 	Waiting func(event string, missing []string)
@@ -275,6 +291,31 @@ func (e Events) settled(complete wire.Rounds) {
 func (e Events) recovered(m Member) {
 	if e.Recovered != nil {
 		e.Recovered(m)
+	}
+}
+
+func (e Events) came(m Member) {
+	if e.Came != nil {
+		e.Came(m)
+	}
+}
+
+func (e Events) admitted(m Member, epoch int, points uint64) {
+	if e.Admitted != nil {
+		e.Admitted(m, epoch, points)
+	}
+}
+
+func (e Events) gather() uint64 {
+	if e.Gather == nil {
+		return 0
+	}
+	return e.Gather()
+}
+
+func (e Events) meet(points uint64) {
+	if e.Meet != nil {
+		e.Meet(points)
 	}
 }
 

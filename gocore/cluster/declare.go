@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -30,7 +31,7 @@ func (s *Scheduler) answer(replies []reply) {
 	for _, r := range replies {
 		answers[r.rank] = append(answers[r.rank], r.meta)
 	}
-	for _, rank := range s.ledger.ranks {
+	for _, rank := range slices.Sorted(maps.Keys(answers)) {
 		for part := range slices.Chunk(answers[rank], maxBatch) {
 			s.sendOwn(wire.WorkerID(rank), batch(part))
 		}

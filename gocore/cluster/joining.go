@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"fptps/gocore/wire"
 	"fptps/gocore/wire/pspb"
 )
 
@@ -53,7 +52,11 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, host string, m *pspb.Me
 		s.refuse(node, reason, answer)
 		return
 	}
-	if s.state == running {
+	switch {
+	case s.state == running && s.view.Recovers:
+		s.come(now, node)
+		return
+	case s.state == running:
 		s.recover(now, node)
 		return
 	}
@@ -108,6 +111,8 @@ func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 		if !node.Classic && !node.PSLite() {
 			return "the place that is free in this cluster is one of ps-lite's classes: use fptps.ps"
 		}
+	case s.state == running && s.view.Recovers:
+		return s.refusalOfNewcomer(node)
 	case s.state == running:
 		return fmt.Sprintf("the cluster is complete already, with %s and %s: start another cluster with a scheduler of its own",
 			count(s.c.Workers, "worker"), count(s.c.Servers, "server"))
@@ -251,17 +256,16 @@ func (s *Scheduler) assign(now time.Time) {
 		// Place 0 means any; minus 1 it wraps to the largest number, which sorts last.
 		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), strings.Compare(a.Host, b.Host), a.Port-b.Port, a.Customer-b.Customer)
 	})
-	next := map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}
 	var all []*pspb.Node
 	for i, j := range s.joiners {
 		if i > 0 && sameAddress(j.Member, s.joiners[i-1].Member) {
 			j.ID = s.joiners[i-1].ID
 			s.members[j.ID].Customers++
 		} else {
-			j.ID, j.Customers = next[j.Role], 1
+			j.ID, j.Customers = s.next[j.Role], 1
 			s.members[j.ID] = &member{Member: j.Member, heard: now, beats: j.Protocol > 0}
 		}
-		next[j.Role] += 2
+		s.next[j.Role] += 2
 	}
 	s.divideSumming()
 	for _, j := range s.joiners {
@@ -271,6 +275,7 @@ func (s *Scheduler) assign(now time.Time) {
 	all = append(all, nodeOf(s.self))
 	s.state = running
 	s.view = s.makeView()
+	s.planner.shares = s.view.Shares()
 	s.do(Identify{ID: s.self.ID})
 	s.do(Joined{View: s.view})
 	if s.c.Recovers && !s.view.Recovers {
@@ -282,14 +287,7 @@ func (s *Scheduler) assign(now time.Time) {
 	for _, id := range s.ids() {
 		m := s.members[id]
 		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})
-		list := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}}
-		if s.view.Replans {
-			list.Replans = proto.Bool(true)
-		}
-		if s.view.Recovers {
-			list.Recovers = proto.Bool(true)
-		}
-		s.send(id, list)
+		s.send(id, s.list(all))
 	}
 	for _, j := range s.joiners {
 		if j.guest != 0 {
@@ -299,8 +297,20 @@ func (s *Scheduler) assign(now time.Time) {
 	s.joiners = nil
 }
 
+// list makes the answer to nodes that have joined: all nodes, and what holds for the cluster.
+func (s *Scheduler) list(all []*pspb.Node) *pspb.Meta {
+	list := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}, Epoch: positive(uint32(s.epoch))}
+	if s.view.Replans {
+		list.Replans = proto.Bool(true)
+	}
+	if s.view.Recovers {
+		list.Recovers = proto.Bool(true)
+	}
+	return list
+}
+
 func (s *Scheduler) makeView() View {
-	v := View{Self: s.self.ID, Token: s.token, Replans: s.planner.active}
+	v := View{Self: s.self.ID, Token: s.token, Epoch: s.epoch, Replans: s.planner.active}
 	for _, id := range s.ids() {
 		v.Members = append(v.Members, s.members[id].Member)
 	}

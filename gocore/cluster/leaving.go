@@ -22,6 +22,8 @@ func (s *Scheduler) stepClosed(from *member, own *pspb.Closed) {
 	if from.Role != RoleWorker && !s.view.Classic() {
 		return
 	}
+	s.closing = s.closing || from.Role == RoleWorker
+	s.callOff("")
 	news := &pspb.Closed{Id: proto.Int32(int32(from.ID)), Counts: own.GetCounts(), Rounds: own.GetRounds()}
 	for _, id := range s.ids() {
 		if id != from.ID {

@@ -84,11 +84,25 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (re
 		return nil, true
 	}
 	d.opinions[rank] = o
-	if len(d.opinions) < len(l.ranks) {
+	if !l.complete(d) {
 		return nil, false
 	}
 	l.remove(d)
 	return l.conclude(d), false
+}
+
+// complete reports whether all workers have made a declaration. Newcomers may have made it, too.
+func (l *ledger) complete(d *declaration) bool {
+	return !slices.ContainsFunc(l.ranks, func(rank int) bool {
+		_, declared := d.opinions[rank]
+		return !declared
+	})
+}
+
+// join adds a worker that was a newcomer.
+func (l *ledger) join(rank int) {
+	l.ranks = append(l.ranks, rank)
+	slices.Sort(l.ranks)
 }
 
 // refusal returns the reason why this cluster takes no tensor like o; "" if it does.
@@ -107,10 +121,10 @@ func (l *ledger) bury(rank int) (replies []reply) {
 		next = e.Next()
 		d := e.Value.(*declaration)
 		delete(d.opinions, rank)
-		switch len(d.opinions) {
-		case 0:
+		switch {
+		case len(d.opinions) == 0:
 			l.remove(d)
-		case len(l.ranks):
+		case l.complete(d):
 			l.remove(d)
 			replies = append(replies, l.conclude(d)...)
 		}
@@ -118,19 +132,20 @@ func (l *ledger) bury(rank int) (replies []reply) {
 	return replies
 }
 
-// conclude answers all workers: with the tensor's id if they agree and the cluster takes it, else with their opinions, or the refusal.
+// conclude answers all workers: with the tensor's id if they agree and the cluster takes it, else with their opinions, or the refusal. A newcomer
+// that disagrees is alone in that.
 func (l *ledger) conclude(d *declaration) (replies []reply) {
 	a := agreement{d.opinions[l.ranks[0]], uint32(len(l.agreed))}
 	agreed, refusal := true, l.refusal(a.Tensor)
-	for _, o := range d.opinions {
-		agreed = agreed && o == a.Tensor
+	for _, rank := range l.ranks {
+		agreed = agreed && d.opinions[rank] == a.Tensor
 	}
 	if agreed && refusal == "" {
 		l.agreed[d.key] = a
 	}
 	for _, r := range ranks(d.opinions) {
 		switch {
-		case !agreed:
+		case !agreed || d.opinions[r] != a.Tensor:
 			replies = append(replies, reply{r, disagreement(d.key, d.opinions)})
 		case refusal != "":
 			replies = append(replies, refusedReply(r, d.key, refusal))

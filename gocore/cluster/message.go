@@ -86,6 +86,9 @@ func nodeOf(m Member) *pspb.Node {
 	if m.Recovered {
 		n.IsRecovery = proto.Bool(true)
 	}
+	if m.Newcomer {
+		n.Newcomer = proto.Bool(true)
+	}
 	return n
 }
 
@@ -94,7 +97,7 @@ func memberOf(n *pspb.Node) (Member, error) {
 	m := Member{
 		Role: Role(n.GetRole()), Host: n.GetHostname(), Port: int(n.GetPort()), DataPort: int(n.GetDataPort()),
 		Incarnation: n.GetIncarnation(), Share: Unset, Place: n.GetPlace(), Protocol: n.GetProtocol(),
-		LinkRate: n.GetLinkRate(), Customer: int(n.GetCustomerId()), Classic: n.GetClassic(), Vacant: n.GetVacant(), Recovered: n.GetIsRecovery(),
+		LinkRate: n.GetLinkRate(), Customer: int(n.GetCustomerId()), Classic: n.GetClassic(), Vacant: n.GetVacant(), Recovered: n.GetIsRecovery(), Newcomer: n.GetNewcomer(),
 	}
 	if n.Share != nil {
 		m.Share = int(n.GetShare())
@@ -122,7 +125,7 @@ func validHost(host string) bool {
 // viewOf decodes the scheduler's answer to ADD_NODE for the node me.
 func viewOf(m *pspb.Meta, me Member) (View, error) {
 	nodes := m.GetControl().GetNode()
-	v := View{Generation: m.GetGeneration(), Epoch: m.GetEpoch(), Replans: m.GetReplans(), Recovers: m.GetRecovers()}
+	v := View{Epoch: int(m.GetEpoch()), Replans: m.GetReplans(), Recovers: m.GetRecovers()}
 	if len(m.GetToken()) == len(v.Token) {
 		copy(v.Token[:], m.GetToken())
 	}

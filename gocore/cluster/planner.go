@@ -62,6 +62,7 @@ type planner struct {
 	lookTime time.Time // of the next one
 	watch    balance.Watch
 	change   *change     // that is being introduced; nil: none
+	joined   []int       // nodes that have come since the last plan, and get a share in the next one
 	changed  []time.Time // when plans were put into force, in the last calmTime
 	kept     bool        // stays has reported
 
@@ -78,8 +79,9 @@ type change struct {
 	deadline time.Time
 	why      string
 
-	again bool // it is the present plan, for the tensors that this has left out
-	vain  bool // none of these has been pushed: it is withdrawn
+	joined []int // for which it was made
+	again  bool  // it is the present plan, for the tensors that this has left out
+	vain   bool  // none of these has been pushed: it is withdrawn
 }
 
 // report takes a node's report.
@@ -96,6 +98,9 @@ func (p *planner) report(now time.Time, id int, c Capacity) {
 
 // look returns a better plan. It returns nil if there is none, and between two looks.
 func (p *planner) look(now time.Time, members []*member) *change {
+	if p.change == nil && len(p.joined) > 0 && !now.Before(p.lookTime) {
+		return p.introduceJoined(now, members)
+	}
 	if p.change == nil && !p.again.IsZero() && !now.Before(p.again) {
 		c := p.introduce(now, p.shares, "tensors that have been pushed by now follow the last plan")
 		c.again = true
@@ -193,6 +198,7 @@ func (p *planner) overdue(now time.Time) *change {
 		return nil
 	}
 	p.change, p.looks, p.lookTime = nil, looks, now.Add(retryTime)
+	p.joined = append(p.joined, c.joined...)
 	if c.again {
 		p.again = p.lookTime
 	}
@@ -204,6 +210,8 @@ func (p *planner) due() time.Time {
 	switch {
 	case p.change != nil:
 		return p.change.deadline
+	case len(p.joined) > 0:
+		return p.lookTime
 	case p.looks > 0 && (p.again.IsZero() || p.lookTime.Before(p.again)):
 		return p.lookTime
 	}

@@ -166,6 +166,15 @@ func (p *Postoffice) send(m *pspb.Meta) {
 	}
 }
 
+// tell sends a message to the scheduler from another goroutine, unless this node has failed.
+func (p *Postoffice) tell(m *pspb.Meta) {
+	p.loop.do(func() {
+		if p.failure == nil {
+			p.send(m)
+		}
+	})
+}
+
 func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	if p.failure != nil || e.From == 0 && e.Meta.GetWaiting() != nil { // sent to this node before it had joined
 		return
@@ -212,6 +221,12 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		p.commit(own.Commit)
 	case *pspb.Meta_Abort:
 		p.events.abort()
+	case *pspb.Meta_Gather:
+		p.send(&pspb.Meta{Own: &pspb.Meta_Passed{Passed: &pspb.Passed{Points: proto.Uint64(p.events.gather())}}})
+	case *pspb.Meta_Meet:
+		p.events.meet(own.Meet.GetPoints())
+	case *pspb.Meta_Admitted:
+		p.admitted(own.Admitted)
 	case *pspb.Meta_Withdraw:
 		p.withdrawn(int(e.Meta.GetControl().GetBarrierGroup()), int(e.Meta.GetCustomerId()))
 	default:
@@ -220,7 +235,11 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 			p.passed(int(c.GetBarrierGroup()), int(e.Meta.GetCustomerId()))
 		case c.GetCmd() == pspb.AddNode:
 			for _, n := range c.GetNode() {
-				p.recovered(n)
+				if n.GetNewcomer() {
+					p.came(n)
+				} else {
+					p.recovered(n)
+				}
 			}
 		}
 	}
@@ -252,7 +271,7 @@ func (p *Postoffice) vacated(id int, why string) {
 	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
 	p.acks.forget(id)
 	m.Vacant = true
-	p.mail.change(p.View().with(m), id)
+	p.mail.change(p.View().With(m), id)
 	p.events.vacated(id, why)
 }
 
@@ -268,7 +287,7 @@ func (p *Postoffice) recovered(n *pspb.Node) {
 	p.vacated(m.ID, "another node has taken its place")
 	m.Vacant = false
 	delete(p.closed, m.ID)
-	p.mail.change(p.View().with(m), m.ID)
+	p.mail.change(p.View().With(m), m.ID)
 	p.events.recovered(m)
 }
 

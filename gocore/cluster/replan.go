@@ -57,6 +57,9 @@ func (s *Scheduler) tickPlans(now time.Time) {
 		s.abort(c)
 		s.do(Note{Text: "a new plan was withdrawn: " + s.unpromised(c)})
 	}
+	if s.admission != nil || s.blank() { // they hold rounds back, or do not know them
+		return
+	}
 	if c := s.planner.look(now, s.inOrder()); c != nil {
 		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Prepare{Prepare: &pspb.Prepare{Plan: proto.Uint32(c.number)}}})
 	}
@@ -74,7 +77,7 @@ func (s *Scheduler) abort(c *change) {
 func (s *Scheduler) unpromised(c *change) string {
 	var missing []string
 	for _, m := range s.inOrder() {
-		if _, promised := c.promises[m.ID]; m.Role == RoleWorker && !promised {
+		if _, promised := c.promises[m.ID]; m.Role == RoleWorker && !m.Newcomer && !promised {
 			missing = append(missing, Name(m.ID))
 		}
 	}
@@ -86,7 +89,7 @@ func (s *Scheduler) stepPromise(now time.Time, from *member, own *pspb.Promise) 
 		return
 	}
 	begun := wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds(), Unpushed: min(own.GetUnpushed(), wire.MaxTensors)}
-	c := s.planner.promised(now, from.ID, own.GetPlan(), begun, len(s.view.Workers()))
+	c := s.planner.promised(now, from.ID, own.GetPlan(), begun, len(s.workers()))
 	if c == nil {
 		return
 	}
@@ -109,20 +112,23 @@ func (s *Scheduler) stepPromise(now time.Time, from *member, own *pspb.Promise) 
 
 // toWorkers sends each worker a message of its own.
 func (s *Scheduler) toWorkers(m *pspb.Meta) {
-	for _, id := range s.ids() {
-		if s.members[id].Role == RoleWorker {
-			s.send(id, proto.Clone(m).(*pspb.Meta))
-		}
+	for _, id := range s.workers() {
+		s.send(id, proto.Clone(m).(*pspb.Meta))
 	}
 }
 
-// inOrder lists the members as ids does.
+// inOrder lists the members that take part, as ids does.
 func (s *Scheduler) inOrder() []*member {
 	members := make([]*member, 0, len(s.members))
-	for _, id := range s.ids() {
+	for _, id := range s.takesPart() {
 		members = append(members, s.members[id])
 	}
 	return members
+}
+
+// takesPart lists all nodes but newcomers.
+func (s *Scheduler) takesPart() []int {
+	return slices.DeleteFunc(s.ids(), func(id int) bool { return s.members[id].Newcomer })
 }
 
 // Report tells the scheduler what this node has found out about itself, its link and the paths to it.
@@ -143,7 +149,7 @@ func (p *Postoffice) Report(c Capacity) {
 }
 
 // positive is a message's field, left out if x is 0.
-func positive[T float64 | uint32](x T) *T {
+func positive[T float64 | uint32 | uint64](x T) *T {
 	if x == 0 {
 		return nil
 	}

@@ -214,6 +214,14 @@ func (r *Runner) act(action Action) error {
 		r.log.Warn("scheduler: a successor has taken the place of " + Name(a.ID))
 		r.mail.view.Store(&a.View)
 		r.events.recovered(a.View.Member(a.ID))
+	case Came:
+		r.log.Info("scheduler: " + Name(a.ID) + " has come: it takes part when the others have their connections with it, a worker when they admit it")
+		r.mail.change(a.View, a.ID)
+		r.events.came(a.View.Member(a.ID))
+	case Admitted:
+		r.log.Warn("scheduler: " + Name(a.ID) + " takes part from now on")
+		r.mail.change(a.View, 0)
+		r.events.admitted(a.View.Member(a.ID), 0, 0)
 	case Waited:
 		r.log.Log(context.Background(), a.Level, "scheduler: waiting", "for", a.What, "missing", a.Missing)
 		r.events.waiting(a.What, a.Missing)

@@ -63,8 +63,11 @@ type Scheduler struct {
 	planner    planner
 	stateful   string       // what only the aggregators have, "": nothing; see burial.go
 	buried     map[int]bool // the dead nodes without which the cluster goes on
-	epoch      int          // the number of workers among these
-	settling   *settlement  // after the last of these deaths; nil: it is settled
+	epoch      int          // workers that have died or were admitted so far
+	settling   *settlement  // after the last of these; nil: it is settled
+	next       map[Role]int // the id of the next node: none is used twice
+	admission  *admission   // of newcomers; nil: none is under way
+	closing    bool         // a worker waits in the last barrier
 
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
@@ -89,6 +92,11 @@ type member struct {
 	Member
 	heard time.Time
 	beats bool // it sends heartbeats, so that silence means death; of a ps-lite program known only from its first one
+
+	given int          // the share of the summing that it has set; Unset: none
+	links map[int]bool // of a newcomer: the nodes that have their connections with it
+	ready bool         // a newcomer: its program waits to be admitted
+	blank bool         // it was admitted, and does not know the rounds yet
 
 	died time.Time // when a Vacant member was declared dead
 	why  string    // and the reason
@@ -118,7 +126,7 @@ func NewScheduler(c Config, token [16]byte) *Scheduler {
 	}
 	return &Scheduler{
 		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
-		buried: map[int]bool{}, ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}},
+		buried: map[int]bool{}, next: map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}, ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}},
 	}
 }
 
@@ -193,7 +201,19 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 		s.stepPromise(now, sender, own.Promise)
 		return
 	case *pspb.Meta_Survived:
-		s.stepSurvived(sender, own.Survived)
+		s.stepSurvived(now, sender, own.Survived)
+		return
+	case *pspb.Meta_Linked:
+		s.stepLinked(now, sender, own.Linked)
+		return
+	case *pspb.Meta_Passed:
+		s.stepPassed(now, sender, own.Passed)
+		return
+	case *pspb.Meta_Arrived:
+		s.stepArrived(now, sender, own.Arrived)
+		return
+	case *pspb.Meta_Fetched:
+		s.stepFetched(now, sender)
 		return
 	case *pspb.Meta_Stateful:
 		if s.stateful == "" {
@@ -243,6 +263,7 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 		s.tickHeartbeats(now)
 		s.tickVacancies(now)
 		s.tickSettlement(now)
+		s.tickAdmission(now)
 		s.tickBarriers(now)
 		s.tickDeclarations(now)
 		s.tickPlans(now)
@@ -330,7 +351,7 @@ func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 			lost := lostNode(s.members[id].Member, why, vacant)
 			if goesOn && other != id {
 				lost.GetLost().Buried = proto.Bool(true)
-				if s.members[id].Role == RoleWorker {
+				if s.members[id].Role == RoleWorker && !s.members[id].Newcomer {
 					lost.GetLost().Epoch = proto.Uint32(uint32(s.epoch + 1))
 				}
 			}
@@ -363,6 +384,16 @@ func (s *Scheduler) ids() []int {
 		}
 		return a - b
 	})
+	return ids
+}
+
+// workers lists the workers that take part.
+func (s *Scheduler) workers() (ids []int) {
+	for _, id := range s.ids() {
+		if m := s.members[id]; m.Role == RoleWorker && !m.Newcomer {
+			ids = append(ids, id)
+		}
+	}
 	return ids
 }
 

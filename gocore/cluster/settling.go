@@ -13,48 +13,56 @@ import (
 // ended there: no other ends until it hears more (kv.Worker.Freeze). Once all have reported, every worker receives the largest number of
 // rounds of each tensor (SETTLED): these stand, the later ones are repeated without the dead. So no contribution
 // of the new epoch reaches a node that does not know of the death, and no worker repeats a round that has ended on another.
-// Another death in the meantime begins a new settlement in the place of this one.
+// Another death in the meantime begins a new settlement in the place of this one. The admission of a worker is settled alike, but no
+// round has to be repeated for it.
 
-// settlement waits for the reports after the death of a worker.
+// settlement waits for the reports about an epoch.
 type settlement struct {
-	epoch    int // the number of workers that have died
-	reports  map[int]wire.Rounds
+	epoch    int
+	reports  map[int]report
 	reported time.Time // when the missing nodes were last named
+}
+
+// report has the rounds that have ended on a node; blank: it does not know them.
+type report struct {
+	wire.Rounds
+	blank bool
 }
 
 func (s *Scheduler) beginSettlement(now time.Time) {
 	s.epoch++
-	s.settling = &settlement{epoch: s.epoch, reports: map[int]wire.Rounds{}, reported: now}
+	s.settling = &settlement{epoch: s.epoch, reports: map[int]report{}, reported: now}
 }
 
-func (s *Scheduler) stepSurvived(from *member, own *pspb.Survived) {
+func (s *Scheduler) stepSurvived(now time.Time, from *member, own *pspb.Survived) {
 	if s.settling == nil || int(own.GetEpoch()) != s.settling.epoch { // another death came meanwhile, about which it will report too
 		return
 	}
-	s.settling.reports[from.ID] = wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()}
-	s.settle()
+	s.settling.reports[from.ID] = report{wire.Rounds{Counts: own.GetCounts(), Last: own.GetRounds()}, own.GetBlank()}
+	s.settle(now)
 }
 
 // settle ends a settlement if all nodes have reported.
-func (s *Scheduler) settle() {
+func (s *Scheduler) settle(now time.Time) {
 	if s.settling == nil || len(s.unsettled()) > 0 {
 		return
 	}
 	var all []wire.Rounds
-	for _, id := range s.ids() {
-		if s.members[id].Role == RoleWorker {
-			all = append(all, s.settling.reports[id])
+	for _, id := range s.workers() {
+		if r := s.settling.reports[id]; !r.blank {
+			all = append(all, r.Rounds)
 		}
 	}
 	s.settling = nil
 	most := wire.MostRounds(all)
 	s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Settled{Settled: &pspb.Settled{Counts: most.Counts, Rounds: most.Last}}})
+	s.admitNewcomers(now)
 }
 
 // unsettled lists the nodes whose reports are missing.
 func (s *Scheduler) unsettled() (missing []int) {
 	for _, id := range s.ids() {
-		if _, reported := s.settling.reports[id]; !reported {
+		if _, reported := s.settling.reports[id]; !reported && !s.members[id].Newcomer {
 			missing = append(missing, id)
 		}
 	}
@@ -70,16 +78,14 @@ func (s *Scheduler) tickSettlement(now time.Time) {
 	s.reportMissing(wire.Deaths, s.unsettled(), func(id int) bool { return s.members[id].Role == RoleWorker })
 }
 
-// Survived reports that this node's connections with the workers that have died have ended, and how many rounds of each tensor have ended on this
-// node. epoch is that of the last death.
-func (p *Postoffice) Survived(epoch int, complete wire.Rounds) {
-	p.loop.do(func() {
-		if p.failure == nil {
-			p.send(&pspb.Meta{Own: &pspb.Meta_Survived{Survived: &pspb.Survived{
-				Epoch: proto.Uint32(uint32(epoch)), Counts: complete.Counts, Rounds: complete.Last,
-			}}})
-		}
-	})
+// Survived reports that this node has handled a death or an admission, with which an epoch begins, and how many rounds of each tensor have ended
+// there; blank: it does not know them.
+func (p *Postoffice) Survived(epoch int, complete wire.Rounds, blank bool) {
+	own := &pspb.Survived{Epoch: proto.Uint32(uint32(epoch)), Counts: complete.Counts, Rounds: complete.Last}
+	if blank {
+		own.Blank = proto.Bool(true)
+	}
+	p.tell(&pspb.Meta{Own: &pspb.Meta_Survived{Survived: own}})
 }
 
 func (p *Postoffice) settled(own *pspb.Settled) {

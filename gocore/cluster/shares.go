@@ -20,25 +20,39 @@ const (
 // link, the others' are 1 on servers; on workers 0, or 1 without servers.
 func (s *Scheduler) divideSumming() {
 	members := s.inOrder()
+	for _, m := range members {
+		m.given = m.Share
+	}
 	view := s.makeView()
 	tensors := s.c.Workers > 1 && !view.Classic() && !view.PSLite()
 	linked := slices.ContainsFunc(members, func(m *member) bool { return m.Host != members[0].Host })
 	isSet := slices.ContainsFunc(members, func(m *member) bool { return m.Share != Unset })
 	if tensors && linked && !isSet {
 		s.shareLinks(members)
-		s.planner.active, s.planner.shares = true, s.makeView().Shares()
+		s.planner.active = true
 		return
 	}
-	servers := slices.ContainsFunc(members, func(m *member) bool { return m.Role == RoleServer })
+	given := givenShares(members)
 	for _, m := range members {
-		if m.Share != Unset {
-			continue
-		}
-		m.Share = 0
-		if m.Role == RoleServer || !servers {
-			m.Share = 1
+		m.Share = given[m.ID]
+	}
+}
+
+// givenShares are the shares that members have set, by id. The others' are 1 on servers; on workers 0, or 1 without servers.
+func givenShares(members []*member) map[int]int {
+	servers := slices.ContainsFunc(members, func(m *member) bool { return m.Role == RoleServer })
+	shares := map[int]int{}
+	for _, m := range members {
+		switch {
+		case m.given != Unset:
+			shares[m.ID] = m.given
+		case m.Role == RoleServer || !servers:
+			shares[m.ID] = 1
+		default:
+			shares[m.ID] = 0
 		}
 	}
+	return shares
 }
 
 // shareLinks divides the summing as equal links demand. Servers sum alone where that takes no longer.

@@ -50,7 +50,7 @@ func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store
 		t.Fatal(err)
 	}
 	w := NewWorker(WorkerConfig{
-		Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
+		Workers: []int{0}, Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
 		Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }),
 	})
 	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator(aggregate.NewMembers(1), l, false, slog.New(slog.DiscardHandler))}

@@ -28,9 +28,10 @@ type ask struct {
 type inquiry struct {
 	about  string // its subject in texts: "the optimiser of key 5"
 	take   func(a *ask, payload []byte) error
-	then   func() []sending // called at the end, with the worker's lock held; nil: none
-	vital  bool             // after a refusal nothing can go on
-	memory []byte           // of the caller, recorded in flights; nil: none
+	more   func(a *ask) []*ask // further asks that an answer leads to; nil: none
+	then   func() effects      // called at the end, with the worker's lock held; nil: none
+	vital  bool                // after a refusal nothing can go on
+	memory []byte              // of the caller, recorded in flights; nil: none
 
 	worker *Worker
 	ticket *Ticket
@@ -94,6 +95,11 @@ func (w *Worker) open(i *inquiry, all []*ask) {
 // put sends the asks of an inquiry.
 func (w *Worker) put(i *inquiry, all []*ask) []sending {
 	i.latest, i.silent, i.place = w.mu.now, map[uint32]int{}, w.mu.asks.waiting.PushBack(i)
+	return w.number(i, all)
+}
+
+// number gives asks their numbers, after which their answers may come.
+func (w *Worker) number(i *inquiry, all []*ask) []sending {
 	sends := make([]sending, len(all))
 	for n, a := range all {
 		a.of = i
@@ -118,15 +124,16 @@ func (i *inquiry) end() effects {
 	if i.left > 0 || i.queued.Load() > 0 || i.ticket == nil {
 		return effects{}
 	}
-	e := effects{ended: []*Ticket{i.ticket}, err: i.err}
-	i.ticket = nil
+	var e effects
 	if i.memory != nil {
 		i.worker.mu.flights.leave(i.memory, nil)
 	}
 	if i.then != nil {
-		e.sends = i.then()
+		e.also = []effects{i.then()}
 	}
-	i.memory, i.take, i.then = nil, nil, nil // the ticket, which refers to i, may be kept for long
+	e.ended, e.err = []*Ticket{i.ticket}, i.err
+	i.ticket = nil
+	i.memory, i.take, i.more, i.then = nil, nil, nil, nil // the ticket, which refers to i, may be kept for long
 	return e
 }
 
@@ -160,16 +167,30 @@ func (w *Worker) answered(node uint32, h *wire.Header, payload []byte) (broken e
 		}
 		delete(w.mu.asks.open, h.Number)
 		i := a.of
-		w.mu.asks.record(a, w.mu.now)
-		if err := a.accept(h, payload); err != nil && i.err == nil {
+		err := a.accept(h, payload)
+		if err != nil && i.err == nil {
 			i.err = err
 		}
+		var sends []sending
+		if i.more != nil && err == nil {
+			sends = w.extend(i, i.more(a))
+		}
+		w.mu.asks.record(a, w.mu.now)
 		if i.vital {
 			broken = i.err
 		}
-		return i.end()
+		e := i.end()
+		e.sends = append(sends, e.sends...)
+		return e
 	})
 	return broken
+}
+
+// extend adds asks to an inquiry that has an ask without an answer.
+func (w *Worker) extend(i *inquiry, all []*ask) []sending {
+	i.asks, i.left = i.asks+len(all), i.left+len(all)
+	i.queued.Add(int32(len(all)))
+	return w.number(i, all)
 }
 
 // record records that an ask has its answer.

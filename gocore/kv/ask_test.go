@@ -144,9 +144,9 @@ func TestAnswerOfAnotherLengthIsAnError(t *testing.T) {
 
 func TestFailEndsAsks(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	ticket := d.asking(&inquiry{then: func() []sending {
+	ticket := d.asking(&inquiry{then: func() (e effects) {
 		t.Error("goes on after the failure")
-		return nil
+		return e
 	}}, 8, 10)
 	d.letGo()
 	d.reply(8, 1, 0, nil)
@@ -158,7 +158,7 @@ func TestFailEndsAsks(t *testing.T) {
 // The messages of inquiry.then are sent when the last answer has come, and not before.
 func TestThenIsCalledAfterTheLastAnswer(t *testing.T) {
 	d := newDesk(t, 0).ready(1)
-	ticket := d.asking(&inquiry{then: func() []sending { return []sending{{node: 12}} }}, 8)
+	ticket := d.asking(&inquiry{then: func() effects { return effects{sends: []sending{{node: 12}}} }}, 8)
 	d.letGo()
 	d.reply(8, 1, 0, nil)
 	if len(d.sent) != 1 || d.sent[0].node != 12 {

@@ -32,7 +32,7 @@ func TestRoundsOfAClosedWorker(t *testing.T) {
 		"it makes no sense":    {wire.Sync, 21, wire.Rounds{Counts: []uint32{9}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := NewWorker(WorkerConfig{Plan: &plan.Plan{}, Tickets: NewTickets()})
+			w := NewWorker(WorkerConfig{Workers: []int{0}, Plan: &plan.Plan{}, Tickets: NewTickets()})
 			other := &tensor{key: 4, id: 0, next: 8}
 			here := &tensor{key: 5, name: "key 5", id: 1, policy: c.policy, next: c.round, queue: []*operation{{}}}
 			w.mu.byID = map[uint32]*tensor{0: other, 1: here}

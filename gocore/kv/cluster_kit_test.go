@@ -64,7 +64,7 @@ func newCluster(t *testing.T, workerShares, serverShares []uint32, pick func(int
 	for rank := range workerShares {
 		plane := c.network.Join(workerID(rank))
 		w := NewWorker(WorkerConfig{
-			Rank: rank, Plan: cut, Lanes: []DataPlane{plane}, Tickets: NewTickets(), Log: log, Declare: each(c.declare),
+			Rank: rank, Workers: ranksTo(len(workerShares)), Plan: cut, Lanes: []DataPlane{plane}, Tickets: NewTickets(), Log: log, Declare: each(c.declare),
 			Name: func(node uint32) string { return wire.NodeName(int(node)) },
 		})
 		c.workers = append(c.workers, w)

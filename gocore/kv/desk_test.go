@@ -39,7 +39,7 @@ func newDesk(t *testing.T, rank int) *desk {
 		t.Fatal(err)
 	}
 	d.Worker = NewWorker(WorkerConfig{
-		Rank: rank, Plan: shares, Lanes: []DataPlane{d}, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
+		Rank: rank, Workers: ranksTo(rank + 2), Plan: shares, Lanes: []DataPlane{d}, Tickets: NewTickets(), Log: slog.New(slog.NewTextHandler(&d.log, nil)),
 		Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) {
 			d.declares = append(d.declares, done)
 		}),
@@ -47,6 +47,14 @@ func newDesk(t *testing.T, rank int) *desk {
 	})
 	d.handler = Handler{Self: 9, Worker: d.Worker}
 	return d
+}
+
+// ranksTo lists the ranks of so many workers.
+func ranksTo(workers int) (ranks []int) {
+	for rank := range workers {
+		ranks = append(ranks, rank)
+	}
+	return ranks
 }
 
 func (d *desk) Send(node uint32, m transport.Outgoing) { d.sent = append(d.sent, posting{node, m}) }

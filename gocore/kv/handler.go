@@ -86,6 +86,11 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 		return d.Worker.recalled(node, h)
 	case h.Kind == wire.Want && d.Aggregator != nil:
 		return d.Aggregator.sendValues(node, h)
+	case h.Kind == wire.Ask && h.Op == wire.AskInventory && d.Worker != nil:
+		if owned != nil {
+			owned.Release()
+		}
+		return d.Worker.asked(node, h)
 	case h.Kind == wire.Ask && d.Aggregator != nil:
 		return d.Aggregator.answer(node, h, payload, owned)
 	case h.Kind == wire.Answer && d.Worker != nil:

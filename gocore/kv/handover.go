@@ -104,11 +104,11 @@ func (h *handOver) inquire(asks []*ask, next func() []sending) []sending {
 		a.header.Priority = h.round[0].header.Priority
 	}
 	i := &inquiry{about: fmt.Sprintf("the weights of %s, which move to other aggregators", h.tensor.name), vital: true}
-	i.then = func() []sending {
-		if i.err != nil {
-			return nil
+	i.then = func() (e effects) {
+		if i.err == nil {
+			e.sends = next()
 		}
-		return next()
+		return e
 	}
 	return h.worker.inquire(i, asks).sends
 }

@@ -41,12 +41,16 @@ func (w *Worker) InitAll(list []Init) ([]*Ticket, error) {
 		return nil, err
 	}
 	tickets := make([]*Ticket, len(list))
-	declarations := make([]Declaration, len(list))
+	var declarations []Declaration
 	for i, o := range inits {
 		tickets[i] = o.ticket // nil again once the operation has ended
-		declarations[i] = Declaration{o.tensor.key, o.tensor.declaration(), func(id uint32, err error) {
+		if o.tensor.adopted() {
+			w.step(func() effects { return effects{ended: w.endInit(o)} })
+			continue
+		}
+		declarations = append(declarations, Declaration{o.tensor.key, o.tensor.declaration(), func(id uint32, err error) {
 			w.step(func() effects { return w.declared(o, id, err) })
-		}}
+		}})
 	}
 	w.Declare(declarations)
 	return tickets, nil
@@ -64,7 +68,10 @@ func (w *Worker) newTensor(d *Init) (o *operation, err error) {
 	if d.Row != 0 {
 		o, err = w.newTable(d)
 	} else {
-		o = w.newDense(d)
+		o = &operation{worker: w, tensor: newDense(uint64(len(d.Memory))), verb: verbInit}
+		if (w.Rank == 0 || w.Recovers) && !d.Zeros {
+			o.source = d.Memory
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -87,15 +94,10 @@ func (w *Worker) policy(d *Init) (wire.Policy, error) {
 		wire.KeyText(d.Key, d.Name), d.Policy)
 }
 
-// newDense makes a tensor that is not a table, and the operation of its Init.
-func (w *Worker) newDense(d *Init) *operation {
-	packets := wire.Packets(uint64(len(d.Memory)))
-	t := &tensor{size: uint64(len(d.Memory)), packets: packets, got: make([]uint64, (packets+63)/64)}
-	o := &operation{worker: w, tensor: t, verb: verbInit}
-	if (w.Rank == 0 || w.Recovers) && !d.Zeros {
-		o.source = d.Memory
-	}
-	return o
+// newDense makes a tensor that is not a table.
+func newDense(size uint64) *tensor {
+	packets := wire.Packets(size)
+	return &tensor{size: size, packets: packets, got: make([]uint64, (packets+63)/64)}
 }
 
 // declaration returns the tensor's description, which has to be the same on all workers.
@@ -130,8 +132,15 @@ func (w *Worker) admit(inits []*operation) error {
 
 func (w *Worker) admitOne(o *operation) error {
 	t := o.tensor
-	if w.mu.byKey[t.key] != nil {
+	switch known := w.mu.byKey[t.key]; {
+	case known == nil:
+	case !known.adopted() || known.last != nil:
 		return fault.New(fault.Value, "%s is initialised already: init each key once", t.name)
+	case known.declaration() != t.declaration():
+		return fault.New(fault.Mismatch, "%s: this worker passes %v, the others have %v: every worker has to pass the same", t.name, t.declaration(), known.declaration()).With(t.about())
+	default:
+		o.tensor, known.last = known, o
+		return nil
 	}
 	if o.borrowed {
 		if err := w.mu.flights.take(t.key, o.source, o, nil); err != nil {
@@ -144,6 +153,10 @@ func (w *Worker) admitOne(o *operation) error {
 
 // revoke undoes admitOne.
 func (w *Worker) revoke(o *operation) {
+	if o.tensor.adopted() {
+		o.tensor.last = nil
+		return
+	}
 	delete(w.mu.byKey, o.tensor.key)
 	if o.borrowed {
 		w.mu.flights.leave(o.source, o)
@@ -156,12 +169,15 @@ func (w *Worker) declared(o *operation, id uint32, err error) effects {
 	if w.mu.failed != nil { // Fail has ended the ticket
 		return effects{}
 	}
-	if err == nil && id < w.mu.nextID { // the workers' cuts would differ
+	if err == nil && w.mu.standing == member && id < w.mu.nextID { // the workers' cuts would differ
 		err = fault.New(fault.Internal, "%s: the scheduler's id %d comes after %d", t.name, id, w.mu.nextID-1)
 	}
 	if err != nil {
 		w.revoke(o)
 		return effects{ended: []*Ticket{o.ticket}, err: err}
+	}
+	if w.mu.standing != member {
+		return w.declaredEarly(o, id)
 	}
 	t.id, w.mu.nextID = id, id+1
 	t.plan, t.runs = uint16(w.mu.plan.number), w.cut(t)

@@ -22,10 +22,19 @@ func (w *Worker) Freeze() {
 	w.mu.frozen = true
 }
 
-// Complete returns how many rounds of each tensor, round 0 included, have ended on this worker.
-func (w *Worker) Complete() (rounds wire.Rounds) {
+// Complete returns how many rounds of each tensor, round 0 included, have ended on this worker; false if it does not know, as a newcomer that
+// has not fetched them: none has ended there.
+func (w *Worker) Complete() (rounds wire.Rounds, known bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.complete()
+}
+
+// complete is Complete with the lock held.
+func (w *Worker) complete() (rounds wire.Rounds, known bool) {
+	if w.mu.standing != member {
+		return rounds, false
+	}
 	for id := uint32(0); w.mu.byID[id] != nil; id++ {
 		t := w.mu.byID[id]
 		complete := t.next
@@ -36,17 +45,22 @@ func (w *Worker) Complete() (rounds wire.Rounds) {
 			break
 		}
 	}
-	return rounds
+	return rounds, true
 }
 
-// Settle ends a freeze, after Bury of all workers that have died so far. complete has, for each tensor, the largest number that any worker's
-// Complete has returned: later rounds are repeated. An error shows a fault of this program.
+// Settle begins an epoch, after Bury of all workers that have died so far and Join of all that have come. It ends a freeze and a meeting.
+// complete has, for each tensor, the largest number that any worker's Complete has returned: after a death later rounds are repeated. An error
+// shows a fault of this program.
 func (w *Worker) Settle(complete wire.Rounds) (err error) {
 	w.step(func() (e effects) {
 		if w.mu.failed != nil {
 			return e
 		}
-		w.mu.epoch, w.mu.frozen = uint16(len(w.absent())), false
+		died := w.mu.frozen
+		w.mu.epoch, w.mu.frozen = uint16(w.mu.roster.epoch()), false
+		if w.mu.joined {
+			e = w.welcome()
+		}
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 			t := w.mu.byID[id]
 			ended, known := complete.Of(id)
@@ -55,18 +69,26 @@ func (w *Worker) Settle(complete wire.Rounds) (err error) {
 					t.name, t.round)
 				return e
 			}
-			if t.inRound() != nil && t.round >= ended {
-				t.repeat(w.mu.epoch)
-			}
-			e.sends = append(e.sends, t.sendAgain(t.runs, t.before)...)
-			if t.active != nil {
-				e.also = append(e.also, w.endRound(t))
+			if died {
+				e.also = append(e.also, w.settleRound(t, ended))
 			}
 			e.sends = append(e.sends, w.advance(t)...)
 		}
 		return e
 	})
 	return err
+}
+
+// settleRound repeats the round under way unless it stands: so many have ended somewhere. The lock is held.
+func (w *Worker) settleRound(t *tensor, ended uint64) effects {
+	if t.inRound() != nil && t.round >= ended {
+		t.repeat(w.mu.epoch)
+	}
+	e := effects{sends: t.sendAgain(t.runs, t.before)}
+	if t.active != nil {
+		e.also = []effects{w.endRound(t)}
+	}
+	return e
 }
 
 // repeat begins the round under way anew.
@@ -79,34 +101,26 @@ func (t *tensor) repeat(epoch uint16) {
 	}
 }
 
-// absent lists the ranks of the dead workers, in the order of their deaths.
-func (w *Worker) absent() (ranks []int) {
-	for _, d := range w.mu.deaths {
-		if d.rank >= 0 {
-			ranks = append(ranks, d.rank)
-		}
-	}
-	return ranks
-}
-
-// Absent lists the ranks of the workers that have died and are settled, in the order of their deaths: in epoch n the first n are
-// missing.
-func (w *Worker) Absent() []int {
+// Present lists the ranks of the workers that take part in the rounds of an epoch, of which a ticket has had a sum, or if it is negative, in
+// those that begin now.
+func (w *Worker) Present(epoch int) []int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.absent()[:w.mu.epoch]
+	if epoch < 0 {
+		epoch = int(w.mu.epoch)
+	}
+	return w.mu.roster.at(epoch)
+}
+
+// Ranks is the number of ranks so far, those of dead workers included.
+func (w *Worker) Ranks() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return max(w.Rank, w.mu.roster.highest()) + 1
 }
 
 // leads reports whether this worker is the leader: no worker of a lower rank lives.
-func (w *Worker) leads() bool {
-	absent := w.absent()
-	for rank := range w.Rank {
-		if !slices.Contains(absent, rank) {
-			return false
-		}
-	}
-	return true
-}
+func (w *Worker) leads() bool { return w.mu.roster.last()[0] == w.Rank }
 
 // copySum returns a function that copies the sum of a round that has ended to the callers' arrays, and then ends their tickets. Until then no
 // other round begins.

@@ -142,7 +142,7 @@ func (m *mortal) bury(i int, node uint32, rank, epoch int) {
 	}
 	if w := m.spies[i].Worker; w != nil {
 		w.Bury(node)
-		complete = w.Complete()
+		complete, _ = w.Complete()
 	}
 	m.office.mu.Lock()
 	defer m.office.mu.Unlock()

@@ -75,6 +75,13 @@ func (w *Worker) Commit(number uint32, p *plan.Plan, first wire.Rounds) {
 	})
 }
 
+// PresentPlan is the plan of tensors that are declared now.
+func (w *Worker) PresentPlan() *plan.Plan {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.plan.plan
+}
+
 // Abort ends a promise: the plan does not change.
 func (w *Worker) Abort() { w.step(w.endPromise) }
 
@@ -87,9 +94,9 @@ func (w *Worker) endPromise() (e effects) {
 	return e
 }
 
-// waits reports whether a promise, or a freeze, forbids the round of the tensor's next operation.
+// waits reports whether a promise, a freeze or a meeting forbids the round of the tensor's next operation.
 func (w *Worker) waits(t *tensor) bool {
-	return (t.held || w.mu.frozen) && t.queue[0].verb != verbFetch
+	return (t.held || w.mu.frozen || w.mu.meeting || w.mu.standing != member) && t.queue[0].verb != verbFetch
 }
 
 // followPlan gives the tensor the newest plan that holds for its present round, and reports whether that is another one.

@@ -144,6 +144,9 @@ func (w *Worker) endRound(t *tensor) effects {
 		return effects{}
 	}
 	o.whole, o.epoch = true, t.epoch
+	if o.verb != verbFetch {
+		w.dropParcel(t.epoch)
+	}
 	t.active = nil
 	w.setMissing(t, nil)
 	var sends []sending

@@ -43,6 +43,9 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (ticket *Tick
 		if err == nil && t.last.verb == verbPushPull {
 			err = fault.New(fault.Value, "%s: the sum of its last push went to push_pull's own array and is not kept: push first", t.name)
 		}
+		if err == nil && t.last.verb == verbInit && t.since > 1 {
+			err = fault.New(fault.Value, "%s: this worker has not pushed since it was admitted, so that it has no sum: push first", t.name).With(t.about())
+		}
 		if err == nil && t.last.verb == verbInit && t.lost != "" {
 			err = t.lostValue()
 		}

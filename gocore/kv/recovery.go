@@ -28,16 +28,19 @@ type death struct {
 }
 
 // Bury handles the death of another node. All connections with it have ended, and if it is a worker, Freeze was called. Every worker
-// calls it, for the same nodes in the same order.
+// calls it, for the same nodes in the same order. A newcomer that was not admitted yet is passed, too.
 func (w *Worker) Bury(node uint32) {
 	w.step(func() (e effects) {
 		if w.mu.failed != nil {
 			return e
 		}
-		d := death{node: node, rank: wire.RankOfWorker(int(node)), heirs: slices.DeleteFunc(slices.Clone(w.Aggregators), func(other uint32) bool {
+		d := death{node: node, rank: wire.RankOfWorker(int(node)), heirs: slices.DeleteFunc(slices.Sorted(slices.Values(w.Aggregators)), func(other uint32) bool {
 			return other == node || w.isDead(other)
 		})}
 		w.mu.deaths = append(w.mu.deaths, d)
+		if slices.Contains(w.mu.roster.last(), d.rank) {
+			w.mu.roster.bury(d.rank)
+		}
 		w.mu.closed = slices.DeleteFunc(w.mu.closed, func(c closedWorker) bool { return c.id == int(node) }) // no round waits for it any more
 		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
@@ -125,6 +128,8 @@ func (t *tensor) sendAgain(runs, before []plan.Run) (out []sending) {
 	switch {
 	case t.next == 0: // no round has begun
 		return nil
+	case o == nil && t.round < t.since: // it ended before this worker was admitted
+		return nil
 	case o == nil:
 		for _, run := range runs {
 			out = t.have(out, run, t.round, t.epoch)
@@ -133,7 +138,7 @@ func (t *tensor) sendAgain(runs, before []plan.Run) (out []sending) {
 	}
 	for _, run := range before {
 		for _, part := range t.alike(run) {
-			if t.round > 0 && !o.has(part.First) {
+			if t.round > t.since && !o.has(part.First) {
 				out = t.have(out, part, t.round-1, t.earlier)
 			}
 		}
@@ -216,7 +221,7 @@ func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 func (t *tensor) hasSum(p uint32, round uint64, epoch uint16) bool {
 	o := t.inRound()
 	switch {
-	case t.table != nil || t.next == 0 || round > 0 && t.kept == nil:
+	case t.table != nil || t.next == 0 || round < t.since || round > 0 && t.kept == nil:
 		return false
 	case o == nil || o.has(p):
 		return round == t.round && epoch == t.epoch

@@ -45,6 +45,7 @@ type tensor struct {
 	begun   time.Time     // when round began, to the second
 	missing []string      // workers that active waits for, by the aggregators' last report
 	place   *list.Element // in Worker.mu.late; nil if missing is nil
+	since   uint64        // the first round in which this worker takes part; above 0 if it was admitted later
 	readers int           // pulls that copy from kept, or wait for rows
 
 	rule  *store.Rule // that this worker has set on the aggregators, nil: none
@@ -55,6 +56,9 @@ type tensor struct {
 	held   bool     // a promise forbids to begin a round
 	moving int      // packets of weights that have to move to other aggregators before the round's contributions leave
 }
+
+// adopted reports whether the others had begun with the tensor when this worker was admitted.
+func (t *tensor) adopted() bool { return t.since > 0 }
 
 // verb is the caller's request.
 type verb uint8

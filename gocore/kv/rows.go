@@ -166,9 +166,9 @@ func (w *Worker) PullRows(key uint64, dtype wire.DType, rows []int64, out []byte
 // start sends the requests for the rows. No further round begins before the answers have come. The lock is held.
 func (p *rowPull) start() []sending {
 	p.of.readers++
-	p.then = func() []sending {
+	p.then = func() effects {
 		p.of.readers--
-		return p.worker.advance(p.of)
+		return effects{sends: p.worker.advance(p.of)}
 	}
 	return p.worker.put(p.inquiry, p.asks)
 }

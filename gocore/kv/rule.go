@@ -34,13 +34,13 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 		for n, t := range tensors { // from the next push on, which does not have to wait for the answers
 			before[n], t.rule, t.rated = t.rule, &rule, false
 		}
-		i.then = func() []sending {
+		i.then = func() (e effects) {
 			for n, t := range tensors {
 				if i.err != nil && t.rule == &rule {
 					t.rule = before[n]
 				}
 			}
-			return nil
+			return e
 		}
 		e := w.inquire(i, asks)
 		ticket = i.ticket

@@ -156,7 +156,7 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	}
 	for w := range workers {
 		worker := NewWorker(WorkerConfig{
-			Rank: w, Plan: cut, Lanes: []DataPlane{plane{b, workerID(w)}}, Tickets: NewTickets(), Log: log,
+			Rank: w, Workers: ranksTo(workers), Plan: cut, Lanes: []DataPlane{plane{b, workerID(w)}}, Tickets: NewTickets(), Log: log,
 			Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(7, nil) }),
 			Name:    func(node uint32) string { return fmt.Sprint("worker ", node) },
 		})

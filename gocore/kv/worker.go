@@ -28,6 +28,8 @@ type DataPlane interface {
 // WorkerConfig describes the cluster to a Worker.
 type WorkerConfig struct {
 	Rank    int
+	Workers []int       // the ranks of those that take part, and the number of their epoch
+	Epoch   int         // see aggregate.Members
 	Plan    *plan.Plan  // until the first Commit
 	Lanes   []DataPlane // at least one
 	Tickets *Tickets
@@ -53,24 +55,31 @@ type Worker struct {
 	copies sync.WaitGroup // of sums to callers' arrays
 	mu     struct {
 		sync.Mutex
-		byKey   map[uint64]*tensor
-		byID    map[uint32]*tensor // declared ones
-		plan    numbered           // of tensors that are declared now
-		nextID  uint32             // the least id that the next tensor may have
-		asks    asks
-		flights flights
-		closed  []closedWorker
-		deaths  []death             // of other nodes, in order
-		epoch   uint16              // of the rounds that begin now: see aggregate.Members
-		frozen  bool                // after the death of a worker, until Settle: no round begins or ends
-		failed  error               // why every operation is refused; nil while all is well
-		freed   [][]byte            // tensors' memory that step frees
-		waiting map[string][]string // see Waiting
-		stats   WorkerStats
-		now     time.Time // as of the last tick
-		logged  time.Time // when a stall was last logged
-		late    list.List // tensors whose round waits for other workers, in the order of the aggregators' first reports
-		perStep uint64    // pushes in a step of the training loop, 0 until set
+		byKey    map[uint64]*tensor
+		byID     map[uint32]*tensor // declared ones
+		plan     numbered           // of tensors that are declared now
+		nextID   uint32             // the least id that the next tensor may have
+		asks     asks
+		flights  flights
+		closed   []closedWorker
+		deaths   []death // of other nodes, in order
+		roster   roster  // the workers that live
+		epoch    uint16  // of the rounds that begin now; those after it are not settled yet
+		frozen   bool    // after the death of a worker, until Settle: no round begins or ends
+		standing standing
+		base     int                 // of a newcomer: deaths before it was admitted
+		state    []byte              // of the program, until DropState
+		meeting  bool                // from Arrive to Settle or Depart: no round begins
+		joined   bool                // a worker has joined, and is not settled
+		parcel   *parcel             // for newcomers; nil: nothing
+		failed   error               // why every operation is refused; nil while all is well
+		freed    [][]byte            // tensors' memory that step frees
+		waiting  map[string][]string // see Waiting
+		stats    WorkerStats
+		now      time.Time // as of the last tick
+		logged   time.Time // when a stall was last logged
+		late     list.List // tensors whose round waits for other workers, in the order of the aggregators' first reports
+		perStep  uint64    // pushes in a step of the training loop, 0 until set
 	}
 }
 
@@ -89,6 +98,7 @@ type WorkerStats struct {
 // NewWorker makes a worker without any keys.
 func NewWorker(c WorkerConfig) *Worker {
 	w := &Worker{WorkerConfig: c}
+	w.mu.roster, w.mu.epoch = newRoster(c.Epoch, c.Workers), uint16(c.Epoch)
 	w.mu.byKey = map[uint64]*tensor{}
 	w.mu.byID = map[uint32]*tensor{}
 	w.mu.plan = newNumbered(0, c.Plan)
@@ -284,8 +294,17 @@ func (w *Worker) borrow(o *operation, key uint64, out []byte) error {
 	return nil
 }
 
-// find returns the tensor of a key, if it is initialised.
+// find returns the tensor of a key, if it is initialised and the worker takes part in rounds.
 func (w *Worker) find(key uint64) (*tensor, error) {
+	t, err := w.initialised(key)
+	if err == nil {
+		err = w.checkStanding()
+	}
+	return t, err
+}
+
+// initialised returns the tensor of a key.
+func (w *Worker) initialised(key uint64) (*tensor, error) {
 	if w.mu.failed != nil {
 		return nil, w.mu.failed
 	}
@@ -349,7 +368,7 @@ type TensorInfo struct {
 func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t, err := w.find(key)
+	t, err := w.initialised(key)
 	if err != nil {
 		return TensorInfo{}, err
 	}
@@ -436,6 +455,9 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 		if len(waiting.Missing) > 0 {
 			waiting.Text += "; missing: " + strings.Join(waiting.Missing, ", ")
 		}
+		return waiting
+	case w.mu.meeting:
+		waiting.Text = fmt.Sprintf("%s: round %d waits until new workers are admitted", t.name, t.next)
 		return waiting
 	case t.active == nil && len(t.queue) > 0 && w.waits(t):
 		waiting.Text = fmt.Sprintf("%s: round %d waits for the scheduler to decide on a new plan", t.name, t.next)

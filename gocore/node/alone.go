@@ -23,7 +23,8 @@ func (n *Node) runAlone() error {
 	plane := network.Join(aloneID)
 	var tensors uint32
 	worker := kv.NewWorker(kv.WorkerConfig{
-		Plan: shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
+		Workers: []int{0},
+		Plan:    shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },
 		Declare: func(list []kv.Declaration) {
 			for _, d := range list {

@@ -9,17 +9,23 @@ import (
 )
 
 // onBuried handles the verdict that a node is dead and that the cluster goes on without it. The node drops its connections with
-// it, after which its worker gives the packets of the dead one to the others. Deaths are handled in the order of the verdicts. After the
-// death of a worker, with which an epoch begins, no round ends here until onSettled.
+// it, after which its worker gives the packets of the dead one to the others. After the death of a worker, with which an epoch begins, no round ends
+// here until onSettled.
 func (n *Node) onBuried(id int, why string, epoch int) {
 	n.noteDead(id)
+	n.cancelStep(id)
 	if worker := n.worker(); worker != nil && epoch > 0 {
 		worker.Freeze()
 	}
+	n.inOrder(func() error { return n.bury(id, why, epoch) })
+}
+
+// inOrder does what follows from a verdict or an admission: one after the other, in the scheduler's order, once this node has its connections.
+func (n *Node) inOrder(do func() error) {
 	done := make(chan struct{})
 	n.mu.Lock()
-	before := n.mu.burial
-	n.mu.burial = done
+	before := n.mu.lastChange
+	n.mu.lastChange = done
 	n.mu.Unlock()
 	go n.guard(func() error {
 		defer close(done)
@@ -31,7 +37,7 @@ func (n *Node) onBuried(id int, why string, epoch int) {
 		case <-n.ctx.Done():
 			return nil
 		}
-		return n.bury(id, why, epoch)
+		return do()
 	})
 }
 
@@ -50,31 +56,39 @@ func (n *Node) bury(id int, why string, epoch int) error {
 			return fault.New(fault.Internal, "the connection with %s did not end: %v", cluster.Name(id), err)
 		}
 	}
-	var complete wire.Rounds
-	if rank := wire.RankOfWorker(id); rank >= 0 {
+	if epoch > 0 {
 		for _, h := range handlers {
 			if h.Aggregator != nil {
-				h.Aggregator.Bury(rank)
+				h.Aggregator.Bury(wire.RankOfWorker(id))
 			}
 		}
 	}
 	if worker != nil {
 		n.log.Warn(cluster.Name(id)+" was lost; the others go on without it", "reason", why)
 		worker.Bury(uint32(id))
-		complete = worker.Complete()
 	}
 	if epoch > 0 {
-		post.Survived(epoch, complete)
+		n.survived(post, worker, epoch)
 	}
 	return nil
 }
 
-// onSettled handles the scheduler's decision about the rounds in which a worker has died.
+// onSettled handles the scheduler's decision about the rounds in which a worker has died, or before which one was admitted.
 func (n *Node) onSettled(complete wire.Rounds) {
-	if worker := n.worker(); worker != nil {
-		if err := worker.Settle(complete); err != nil {
-			go n.guard(func() error { return err })
-		}
-		n.Tickets.Wake()
+	worker := n.worker()
+	if worker == nil {
+		return
 	}
+	if err := worker.Settle(complete); err != nil {
+		go n.guard(func() error { return err })
+	}
+	if !worker.Meeting() {
+		n.mu.Lock()
+		stood := n.mu.points.admitted()
+		n.mu.Unlock()
+		if stood != nil {
+			n.Tickets.Finish(stood, nil)
+		}
+	}
+	n.Tickets.Wake()
 }

@@ -24,7 +24,11 @@ const (
 func (n *Node) Close() *kv.Ticket {
 	n.mu.Lock()
 	state, failure, post, scheduler, worker := n.mu.state, n.mu.failure, n.mu.post, n.mu.scheduler, n.mu.worker
+	newcomer := n.mu.newcomer
 	n.mu.Unlock()
+	if newcomer && failure == nil {
+		return n.Leave("it closed before it was admitted")
+	}
 	ticket := n.Tickets.New(func() kv.Waiting { return kv.Waiting{Text: "the other nodes have not closed"} })
 	leave := func(err error, all bool) {
 		go n.guard(func() error {

@@ -23,6 +23,8 @@ type Info struct {
 
 	Deterministic bool `json:"deterministic"` // of a worker: see kv.WorkerConfig
 	Recovers      bool `json:"recovers"`      // likewise
+	Ranks         int  `json:"ranks"`         // likewise: how many ranks there have been
+	Newcomer      bool `json:"newcomer"`      // likewise: it takes part in no rounds yet
 
 	// Of the scheduler: the nodes that have asked to join, in order, and all nodes once they have joined.
 	Asked   []Asked  `json:"asked"`
@@ -42,8 +44,11 @@ func (n *Node) Info() Info {
 	i := Info{Role: n.config.Role.String(), Joined: n.mu.hasJoined, NumWorkers: n.config.Workers, NumServers: n.config.Servers, Deterministic: n.config.Deterministic}
 	if !n.config.Alone() {
 		i.Rank = n.mu.view.Rank()
-		i.Recovers = n.mu.view.Recovers
+		i.Recovers, i.Newcomer = n.mu.view.Recovers, n.mu.newcomer
 		i.Scheduler = fmt.Sprintf("%s:%d", n.config.SchedulerHost, n.config.SchedulerPort)
+	}
+	if n.mu.worker != nil {
+		i.Ranks = n.mu.worker.Ranks()
 	}
 	if n.config.Role == cluster.RoleScheduler {
 		i.Asked = slices.Clone(n.mu.asked)
@@ -54,10 +59,10 @@ func (n *Node) Info() Info {
 	return i
 }
 
-// Absent lists the ranks of the workers that have died, in order.
-func (n *Node) Absent() []int {
+// Present lists the ranks of the workers in an epoch: see kv.Worker.Present.
+func (n *Node) Present(epoch int) []int {
 	if worker := n.worker(); worker != nil {
-		return worker.Absent()
+		return worker.Present(epoch)
 	}
 	return nil
 }

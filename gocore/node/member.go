@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -36,7 +35,8 @@ func (n *Node) runMember() error {
 	if err := n.connect(ctx, tr, post.View()); err != nil {
 		return err
 	}
-	if !post.View().Me().Recovered { // as in ps-lite: the others have passed that barrier
+	me := post.View().Me()
+	if !me.Recovered && !me.Newcomer { // the others have passed that barrier
 		if err := n.startBarrier(ctx, post); err != nil {
 			return err
 		}
@@ -44,10 +44,13 @@ func (n *Node) runMember() error {
 	n.mu.Lock()
 	if n.mu.state == joining {
 		n.mu.state, n.mu.hasJoined = joined, true
+		n.mu.newcomer = me.Newcomer && me.Role == cluster.RoleWorker
 	}
 	n.mu.Unlock()
 	if post.View().Replans {
-		tr.Probe(probeBytes(post.View()))
+		if !me.Newcomer { // the others probe at the same time
+			tr.Probe(probeBytes(post.View()))
+		}
 		go n.guard(func() error { n.reportCapacities(tr, post); return nil })
 	}
 	if n.config.Role == cluster.RoleWorker || n.config.PS {
@@ -103,7 +106,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		return nil, err
 	}
 	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
-		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort}
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -131,7 +134,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, MinWorkers: c.MinWorkers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }
@@ -145,7 +148,7 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	if err := n.setIfOpen(func() { n.mu.worker, n.mu.handlers, n.mu.view = t.worker, t.lanes, view }); err != nil {
 		return err
 	}
-	dial, accept := connections(view, t.aggregators)
+	dial, accept := connections(view, t.sums)
 	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // lane 0 carries messages of apps too
 	for _, h := range t.lanes[1:] {
 		handlers = append(handlers, h)
@@ -197,9 +200,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // tensors holds a node's parts that handle tensors.
 type tensors struct {
-	worker      *kv.Worker
-	aggregators []uint32      // nodes that sum, or may later
-	lanes       []*kv.Handler // of the data plane
+	worker *kv.Worker
+	sums   []uint32      // nodes that sum, or may later
+	lanes  []*kv.Handler // of the data plane
 }
 
 // tensorsOf makes the tensors of this node. In a cluster of fptps.ps, or with ps-lite programs in it, there are no tensors; the
@@ -213,13 +216,13 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 			return nil, fault.New(fault.Config, "programs of dmlc ps-lite are in this cluster: use fptps.ps.KVWorker, which speaks to them")
 		}
 		t := &tensors{lanes: []*kv.Handler{n.handler(view)}}
-		t.aggregators = idsOf(view.Servers())
+		t.sums = idsOf(view.Servers())
 		return t, nil
 	}
 	if n.config.Recovers && !view.Recovers {
 		n.log.Warn("FPTPS_RECOVERY=1 has no effect here: the scheduler has to run with it")
 	}
-	shares, err := plan.New(view.Shares())
+	shares, err := planOf(view)
 	if err != nil {
 		return nil, err
 	}
@@ -230,19 +233,30 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 	for i := range lanes {
 		lanes[i] = tr.Lane(i)
 	}
-	t := &tensors{aggregators: shares.Aggregators()}
+	t := &tensors{sums: shares.Aggregators()}
 	if view.Recovers && n.config.WholeSums {
 		return nil, fault.New(fault.Config, "FPTPS_SCHEDULE=fifo in a cluster with FPTPS_RECOVERY=1: no sum may wait for the whole tensor then")
 	}
 	if view.Replans || view.Recovers {
-		t.aggregators = idsOf(append(view.Servers(), view.Workers()...))
+		t.sums = idsOf(append(view.Servers(), view.Workers()...))
 	}
 	if n.config.Role == cluster.RoleWorker {
-		t.worker = n.newWorker(view, shares, t.aggregators, lanes)
+		t.worker = n.newWorker(view, shares, t.sums, lanes)
 		weigh(tr, view, shares)
+	}
+	if view.Recovers { // so may newcomers
+		t.sums = idsOf(view.Members[:len(view.Members)-1])
 	}
 	t.lanes = n.handlers(view, t, lanes)
 	return t, nil
+}
+
+// planOf is the first plan. A newcomer learns the others' when it is admitted.
+func planOf(view cluster.View) (*plan.Plan, error) {
+	if view.Me().Newcomer {
+		return plan.New([]plan.Share{{Node: uint32(view.Self), Share: 1}})
+	}
+	return plan.New(view.Shares())
 }
 
 func idsOf(members []cluster.Member) []uint32 {
@@ -261,13 +275,12 @@ func (n *Node) handler(view cluster.View) *kv.Handler {
 // handlers makes a handler for each lane. A packet has the same lane on all nodes, so each
 // lane sums its own packets.
 func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*kv.Handler {
-	workers := idsOf(view.Workers())
 	var all []*kv.Handler
 	for _, lane := range lanes {
 		h := n.handler(view)
 		h.Worker = t.worker
-		if slices.Contains(t.aggregators, h.Self) {
-			h.Aggregator = kv.NewAggregator(aggregate.NewMembers(len(workers)), lane, n.config.WholeSums, n.log)
+		if slices.Contains(t.sums, h.Self) {
+			h.Aggregator = kv.NewAggregator(aggregate.NewMembersAt(view.Epoch, ranksOf(view.Workers())), lane, n.config.WholeSums, n.log)
 			if view.Recovers {
 				h.Aggregator.Recover()
 			}
@@ -279,14 +292,12 @@ func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*
 
 // connectLane makes the connections of one lane.
 func (n *Node) connectLane(ctx context.Context, lane *transport.Transport, view cluster.View, dial, accept []int) error {
+	if view.Me().Recovered || view.Me().Newcomer {
+		return n.connectLaneAs(ctx, lane, view, dial, accept)
+	}
 	for _, id := range dial {
 		m := view.Member(id)
-		address := net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort))
-		err := lane.Dial(ctx, uint32(id), m.Incarnation, address)
-		for err != nil && view.Me().Recovered && sleep(ctx, retryTime) { // a node that does not know this one yet refuses it
-			err = lane.Dial(ctx, uint32(id), m.Incarnation, address)
-		}
-		if err != nil {
+		if err := lane.Dial(ctx, uint32(id), m.Incarnation, dataAddress(m)); err != nil {
 			return err
 		}
 	}
@@ -295,8 +306,12 @@ func (n *Node) connectLane(ctx context.Context, lane *transport.Transport, view 
 
 // newWorker makes the key-value store of a worker.
 func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uint32, lanes []kv.DataPlane) *kv.Worker {
-	return kv.NewWorker(kv.WorkerConfig{
-		Rank: view.Rank(), Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
+	create := kv.NewWorker
+	if view.Me().Newcomer {
+		create = kv.NewNewcomer
+	}
+	return create(kv.WorkerConfig{
+		Rank: view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
 		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) },
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
@@ -323,7 +338,7 @@ func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 		case me.Role == cluster.RoleScheduler:
 			accept = append(accept, m.ID)
 		case !exchangesTensors(me, m, aggregators) && !workerAndServer(me, m):
-		case me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID):
+		case dials(me, m):
 			dial = append(dial, m.ID)
 		default:
 			accept = append(accept, m.ID)
@@ -331,6 +346,11 @@ func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 	}
 	slices.Sort(dial) // the scheduler first, so that it notices a death while the node dials the others
 	return dial, accept
+}
+
+// dials reports whether of two nodes with a connection the first one dials. The scheduler never does.
+func dials(me, m cluster.Member) bool {
+	return me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID)
 }
 
 // exchangesTensors reports whether two nodes exchange tensors: one is a worker, the other
@@ -352,6 +372,13 @@ func incarnations(view cluster.View, ids []int) map[uint32]uint64 {
 		all[uint32(id)] = view.Member(id).Incarnation
 	}
 	return all
+}
+
+func ranksOf(workers []cluster.Member) (ranks []int) {
+	for _, m := range workers {
+		ranks = append(ranks, m.Rank())
+	}
+	return ranks
 }
 
 func toUint32(ids []int) []uint32 {

@@ -55,7 +55,9 @@ type Node struct {
 		incarnations  map[int]uint64             // incarnation of the latest data connection with each node
 		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
 		recoverySteps map[int]recoveryStep       // latest step for each node
-		burial        chan struct{}              // closed when the last death so far is handled; nil: there was none
+		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
+		newcomer      bool                       // this node is a worker that takes part in no rounds yet
+		points        points
 	}
 }
 
@@ -239,6 +241,9 @@ func (n *Node) Worker() (*kv.Worker, error) {
 // Barrier is a barrier of all workers; servers and the scheduler are not in it.
 func (n *Node) Barrier() (*kv.Ticket, error) {
 	worker, err := n.Worker()
+	if err == nil {
+		err = worker.CheckStanding()
+	}
 	if err != nil {
 		return nil, err
 	}

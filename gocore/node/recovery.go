@@ -3,9 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
-	"strconv"
 	"time"
 
 	"fptps/gocore/cluster"
@@ -17,8 +15,10 @@ import (
 // the connection with the dead node, fail their open requests to it, then connect to the successor.
 
 const (
-	// retryTime is the time between two attempts of a successor to connect to nodes that may not know it yet.
+	// retryTime is the time between two attempts of a successor or a newcomer to connect to nodes that may not know it yet.
 	retryTime = 50 * time.Millisecond
+	// attemptTime bounds an attempt, after which it looks whether the other node has died.
+	attemptTime = time.Second
 	// reconnectTime bounds the time for connecting to a successor.
 	reconnectTime = 10 * time.Second
 )
@@ -67,7 +67,7 @@ func (n *Node) reconnect(ctx context.Context, m cluster.Member) error {
 	n.recordIncarnations(m)
 	n.Office.Link(tr, m.ID) // before any packet of it can arrive
 	if me.Role == cluster.RoleWorker {
-		return tr.Dial(ctx, uint32(m.ID), m.Incarnation, net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort)))
+		return tr.Dial(ctx, uint32(m.ID), m.Incarnation, dataAddress(m))
 	}
 	tr.Expect(uint32(m.ID), m.Incarnation)
 	return tr.Await(ctx, []uint32{uint32(m.ID)})

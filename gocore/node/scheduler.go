@@ -24,7 +24,7 @@ func (n *Node) runScheduler() error {
 		return err
 	}
 	runner, err := cluster.Serve(v, n.clusterConfig(tr.Port()), cluster.Events{
-		Asked: n.onAsked, Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }, Vacated: n.onVacated, Buried: n.onBuried, Recovered: n.onRecovered,
+		Asked: n.onAsked, Message: n.Office.Deliver, Lost: func(id int, _ string) { n.noteDead(id) }, Vacated: n.onVacated, Buried: n.onBuried, Recovered: n.onRecovered, Came: n.onCame,
 	})
 	if err != nil {
 		return err

@@ -5,6 +5,8 @@
 package plan
 
 import (
+	"slices"
+
 	"fptps/gocore/fault"
 	"fptps/gocore/wire"
 )
@@ -56,6 +58,9 @@ func (p *Plan) Aggregators() []uint32 {
 	}
 	return nodes
 }
+
+// Shares lists the shares above 0, in the plan's order.
+func (p *Plan) Shares() []Share { return slices.Clone(p.shares) }
 
 // Fraction is the part of the summing that node does.
 func (p *Plan) Fraction(node uint32) float64 {

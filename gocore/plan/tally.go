@@ -20,6 +20,16 @@ type Tally struct {
 // NewTally returns a Tally without tensors.
 func NewTally(p *Plan) *Tally { return &Tally{p, make([]int64, len(p.shares))} }
 
+// Owed returns the state of a Tally: ResumeTally makes one from it that goes on as this one does.
+func (t *Tally) Owed() []int64 { return slices.Clone(t.owed) }
+
+// ResumeTally is described at Owed.
+func ResumeTally(p *Plan, owed []int64) *Tally {
+	t := NewTally(p)
+	copy(t.owed, owed)
+	return t
+}
+
 // Cut appends to runs the cut of the next tensor, of size bytes: at most one run per
 // aggregator, in ascending order of packets; together they hold every packet once.
 //

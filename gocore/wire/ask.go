@@ -7,14 +7,15 @@ import (
 
 // Requests of a worker to an aggregator. Each Ask has one Answer; both fit in a packet.
 const (
-	AskRule    Op = opEnd + iota // sets the tensor's optimiser to the payload
-	AskClock                     // returns the number of applied rounds of each worker, as uint64s, for the packets that the payload names: Clock
-	AskResume                    // sets the clock of the packets that the payload names (Clock) to the numbers that follow, a uint64 for each worker
-	AskState                     // returns RawLen bytes of a chunk of a packet's state
-	AskRestore                   // sets a chunk of a packet's state to the payload
-	AskArrive                    // makes a packet of weights that another aggregator has kept so far; the payload describes it: store.Arrival
-	AskLeave                     // forgets the packets that the payload names (Clock), which have moved to another aggregator
-	AskRows                      // returns rows of a packet of a table (CodecRows): the payload holds their numbers, RawLen is their size
+	AskRule      Op = opEnd + iota // sets the tensor's optimiser to the payload
+	AskClock                       // returns the number of applied rounds of each worker, as uint64s, for the packets that the payload names: Clock
+	AskResume                      // sets the clock of the packets that the payload names (Clock) to the numbers that follow, a uint64 for each worker
+	AskState                       // returns RawLen bytes of a chunk of a packet's state
+	AskRestore                     // sets a chunk of a packet's state to the payload
+	AskArrive                      // makes a packet of weights that another aggregator has kept so far; the payload describes it: store.Arrival
+	AskLeave                       // forgets the packets that the payload names (Clock), which have moved to another aggregator
+	AskRows                        // returns rows of a packet of a table (CodecRows): the payload holds their numbers, RawLen is their size
+	AskInventory                   // returns a chunk, that with the number in Packet, of what a worker keeps for newcomers; it goes to the worker of a node
 	askEnd
 )
 

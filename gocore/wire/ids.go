@@ -33,6 +33,9 @@ func RankOfWorker(id int) int {
 	return (id - WorkerID(0)) / 2
 }
 
+// Admissions is the name of the wait until all workers come to the place where newcomers are admitted.
+const Admissions = "the admission of new workers"
+
 // Deaths is the name of the wait, after the death of a worker, until all nodes have heard of it.
 const Deaths = "the news of a death"
 

@@ -90,12 +90,20 @@ class Call:
 class Collectives:
     """The collective calls of one worker. Its tensors are in a namespace that no program can name."""
 
-    def __init__(self, tensors: Namespace, rank: int, workers: int) -> None:
+    def __init__(self, tensors: Namespace, rank: int, ranks: int) -> None:
+        """ranks: how many there are, those of dead workers included."""
         self._tensors = tensors
         self._rank = rank
-        self._workers = workers
+        self._ranks = ranks
+        self._table = "calls"  # the tensor with the rows of all ranks
         self._memory: dict[str, Bytes] = {}  # of the tensors that are declared
         self._call: Call | None = None  # that has not ended
+
+    def grow(self, ranks: int) -> None:
+        """Makes room for workers that were admitted; all workers call it in the same place of their calls."""
+        if ranks > self._ranks:
+            self._ranks = 1 << (ranks - 1).bit_length()
+            self._table = f"calls {self._ranks}"
 
     def broadcast(self, arrays: Arrays, root: int) -> None:
         kept = tuple(arrays.values() if isinstance(arrays, Mapping) else arrays)
@@ -210,8 +218,8 @@ class Collectives:
         yield from self._agree(call, failed=failed)
 
     def _check_root(self, root: int) -> None:
-        if not 0 <= operator.index(root) < self._workers:
-            raise ValueError(f"root={root}: a worker's rank is expected, 0 to {self._workers - 1}")
+        if not 0 <= operator.index(root) < self._ranks:
+            raise ValueError(f"root={root}: a worker's rank is expected, 0 to {self._ranks - 1}")
 
     def _gather(self, call: int, content: bytes, failed: list[BaseException] | None = None) -> Steps[dict[int, bytes]]:
         """The contents of all workers, by rank, without those that die meanwhile."""
@@ -240,7 +248,7 @@ class Collectives:
             root, pieces = 0, [_array(packed(failed[0]))]
         size = sum(len(piece) for piece in pieces)
         head = b"".join(piece.tobytes() for piece in pieces) if size <= INLINE else b""
-        table = yield from self._declared("calls", ROW * self._workers)
+        table = yield from self._declared(self._table, ROW * self._ranks)
         meeting = self._meeting(Row(call, bool(failed), root, size, digest, head))
         yield meeting.result
         rows = {rank: Row.unpacked(table[rank * ROW :][:ROW].tobytes()) for rank in meeting.workers}
@@ -263,11 +271,11 @@ class Collectives:
 
     def _meeting(self, row: Row) -> Ticket[Any]:
         """Begins a meeting, with this worker's row."""
-        table = self._memory["calls"]
+        table = self._memory[self._table]
         table[:] = 0
         packed = row.packed()
         table[self._rank * ROW :][: len(packed)] = _array(packed)
-        return self._tensors.push_pull("calls", table, out=table)
+        return self._tensors.push_pull(self._table, table, out=table)
 
     def _content(self, sender: int, row: Row, own: bytes) -> Steps[bytes | None]:
         """The content that a row announces; own is this worker's. None: the sender has died meanwhile."""
@@ -277,7 +285,7 @@ class Collectives:
 
     def _spread(self, sender: int, row: Row, pieces: Sequence[Bytes]) -> Steps[bool]:
         """Brings the bytes of the sender's pieces into the pieces of all others. False: the sender died meanwhile."""
-        if self._workers == 1:
+        if self._ranks == 1:
             return True
         if row.size <= INLINE:
             if sender != self._rank:

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from ._arguments import seconds_of
@@ -55,9 +55,9 @@ class Session:
         """An error of the core, in the words of the program."""
         self.live: dict[int, Ticket[Any]] = {}  # the operations that have not ended; their arrays are kept alive
         self.ranks = 1  # how many workers the cluster had at its start
-        self.watchers: list[Callable[[tuple[int, ...]], object]] = []  # to be called when workers have died
-        self._absent: list[int] = []  # the ranks of those that have died, as far as is known here
-        self._announced = 0  # of how many of them the watchers know
+        self.watchers: list[Callable[[tuple[int, ...]], object]] = []  # to be called when workers have died or come
+        self._present: dict[int, tuple[int, ...]] = {}  # the ranks of the workers, by epoch; -1: as last known here
+        self._announced: tuple[int, ...] = ()  # of which of them the watchers know
         self.waited = 0.0
         self._leaving = False
         self._refusal = closed
@@ -90,7 +90,7 @@ class Session:
         modified(result)
         return ticket
 
-    def tickets(self, kept: list[tuple[object, Key]]) -> list[Ticket[Any]]:
+    def tickets(self, kept: Sequence[tuple[object, Key | None]]) -> list[Ticket[Any]]:
         """Tickets for begin_all(), each with the arrays that it keeps alive and its key."""
         return [Ticket(self, next(self._numbers), arrays, None, key) for arrays, key in kept]
 
@@ -153,26 +153,25 @@ class Session:
                 ticket.release()
             number = self.core.ended(handle, number)
 
-    def workers(self, epoch: int | None = None) -> tuple[int, ...]:
-        """The ranks of the workers that live, or that did after so many deaths."""
-        if self.handle and (epoch is None or epoch > len(self._absent)):
+    def workers(self, epoch: int = -1) -> tuple[int, ...]:
+        """The ranks of the workers, now or in an epoch: each death or admission of one begins another."""
+        if self.handle and (epoch < 0 or epoch not in self._present):
             with contextlib.suppress(ClosedError):
-                self._absent = json.loads(self.core.absent(self.handle)) or []
-        absent = set(self._absent[:epoch])
-        return tuple(rank for rank in range(self.ranks) if rank not in absent)
+                self._present[epoch] = tuple(json.loads(self.core.present(self.handle, epoch)) or ())
+        return self._present.get(epoch) or self._present.get(-1) or tuple(range(self.ranks))
 
     def watch(self, function: Callable[[tuple[int, ...]], object]) -> None:
-        """Calls function(workers) on the thread of callbacks whenever workers have died."""
-        self._announced = self.ranks - len(self.workers())
+        """Calls function(workers) on the thread of callbacks whenever workers have died or come."""
+        self._announced = self.workers()
         self.watchers.append(function)
         self.callback_thread()
 
     def _announce(self) -> None:
         """Calls the watchers; on the thread of callbacks."""
         workers = self.workers()
-        if self.ranks - len(workers) == self._announced:
+        if workers == self._announced:
             return
-        self._announced = self.ranks - len(workers)
+        self._announced = workers
         for function in self.watchers:
             try:
                 function(workers)
@@ -210,9 +209,12 @@ class Session:
             mine.start()
         return self._callbacks[0]
 
-    def leave(self, orderly: bool, timeout: float | None = None, drain: bool = True, why: str = "") -> None:
+    def leave(
+        self, orderly: bool, timeout: float | None = None, drain: bool = True, why: str = "", finish: bool = False
+    ) -> None:
         """Closes the node. If orderly, it first waits for the other nodes, at most timeout seconds, else it sends them
-        the reason why. With drain it first refuses new operations, and waits for those under way.
+        the reason why. With drain it first refuses new operations, and if it is orderly, or with finish, waits for
+        those under way.
 
         The first call does it; further ones do nothing. When it returns, the core refers to no array any more.
         """
@@ -221,6 +223,8 @@ class Session:
             try:
                 if drain:
                     self.entry = 0
+                if finish:
+                    self._drain(handle, time.monotonic() + self.seconds(timeout))
                 if orderly:
                     end = time.monotonic() + self.seconds(timeout)
                     if drain:

@@ -55,7 +55,7 @@ class Ticket(Generic[Result]):
         self._session = session
         self._result = result
         self._key = key  # of the tensor that the operation is about
-        self._epoch = 0  # how many workers had died before the round of the operation; see KVWorker.workers
+        self._epoch = 0  # how many workers had died or come before the round of the operation; see KVWorker.workers
         self._ends: list[BaseException | None] = []  # how it ended: the first that was noted counts; empty: not yet
         self._waiters: list[Callable[[], object]] = []  # called once when it has ended, on any thread
         self._callbacks: list[Callable[[Ticket[Result]], object]] = []

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from . import checkpoint, stats
+from ._admission import Admission
 from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
 from ._session import LEAVE_S, Named, Session
@@ -79,6 +80,8 @@ class KVWorker(Namespace):
         self._tensors.workers = session.ranks
         hidden = Namespace(session, Tensors(), ("",), None)  # no name of a user's is empty
         self._collectives = Collectives(hidden, self._rank, session.ranks)
+        self._collectives.grow(int(info["ranks"]))
+        self._admission = Admission(session, self._rank, bool(info["newcomer"]))
         session.waited = 0.0
         session.name = repr(self)
 
@@ -91,17 +94,17 @@ class KVWorker(Namespace):
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0. It stays when others die."""
+        """This worker's number, from 0. It stays when others die, and no worker that comes later gets one again."""
         return self._rank
 
     @property
     def num_workers(self) -> int:
-        """The number of workers in the cluster, without those that have died (FPTPS_RECOVERY=1)."""
+        """The number of workers that take part; with FPTPS_RECOVERY=1 some may have died, and others come."""
         return len(self.workers)
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The ranks of the workers, in order, without those that have died.
+        """The ranks of the workers that take part, in order: without those that have died, with those that were admitted.
 
         Other workers may hear of a death some steps earlier or later. Where all have to act in the same step, use
         Ticket.workers.
@@ -109,11 +112,46 @@ class KVWorker(Namespace):
         return self._session.workers()
 
     def on_membership(self, function: Callable[[tuple[int, ...]], object]) -> None:
-        """Calls function(workers), with the ranks of those that are left, whenever workers have died.
+        """Calls function(workers), with the ranks of those that take part, whenever workers have died or were admitted.
 
         It runs on the thread of done callbacks (see Ticket.add_done_callback). An exception of it is logged.
         """
         self._session.watch(function)
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether this worker came when the others had begun, and has not been admitted yet: see admit()."""
+        return self._admission.newcomer
+
+    def admit(self, state: Callable[[], Any]) -> Any:
+        """The place of the program where workers that come later (FPTPS_RECOVERY=1) are admitted.
+
+        All workers call it in the same place, again and again, for instance at the beginning of each step or epoch.
+        While nobody waits to be admitted, it returns None at once. Else it waits until all workers have come to the
+        same call; then each calls state(), which returns what newcomers need to go on from here, such as the weights
+        and the number of the step, as any object that pickle takes. The worker must have no operation under way then:
+        BusyError names the key. From the end of the call on newcomers take part.
+
+        A newcomer declares its tensors as all do, and then calls admit(): it waits until the others admit it, and
+        returns a worker's state(). (As always with pickle, it can run code of the worker that sends it.) Before, it can
+        neither push nor meet others: such calls raise ValueError.
+
+        TimeoutError if the others do not come to the same call in time; the next call then goes on waiting.
+        """
+        met, received = self._admission.admit(state)
+        if met:
+            self._collectives.grow(int(json.loads(self._session.core.info(self._session.usable()))["ranks"]))
+        return received
+
+    def leave(self) -> None:
+        """Leaves a training that goes on without this worker (FPTPS_RECOVERY=1), after the operations under way.
+
+        The others do not wait: rounds of theirs that have begun end without this worker. Idempotent; after it every
+        use raises ClosedError. ValueError in a cluster without recovery, which cannot go on.
+        """
+        if not self._recovers:
+            raise ValueError("leave(): without FPTPS_RECOVERY=1 the others cannot go on: use close() on all workers")
+        self._session.leave(orderly=False, finish=True, why="it left in good order")
 
     @property
     def num_servers(self) -> int:

@@ -45,6 +45,7 @@ type Node struct {
 	LinkRate      *uint64                `protobuf:"varint,1005,opt,name=link_rate,json=linkRate" json:"link_rate,omitempty"` // of its link, each direction, bit/s; absent: not known
 	Classic       *bool                  `protobuf:"varint,1006,opt,name=classic" json:"classic,omitempty"`                   // its part in the cluster is that of a ps-lite program: another can take its place
 	Vacant        *bool                  `protobuf:"varint,1007,opt,name=vacant" json:"vacant,omitempty"`                     // it is dead, and its place is kept for another
+	Newcomer      *bool                  `protobuf:"varint,1008,opt,name=newcomer" json:"newcomer,omitempty"`                 // it has come when the others had begun, and takes no part yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -177,6 +178,13 @@ func (x *Node) GetVacant() bool {
 	return false
 }
 
+func (x *Node) GetNewcomer() bool {
+	if x != nil && x.Newcomer != nil {
+		return *x.Newcomer
+	}
+	return false
+}
+
 // Control makes a message one of the cluster's own instead of an application's.
 type Control struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -267,7 +275,7 @@ type Meta struct {
 	// carries them, and one without comes from somewhere else.
 	Token      []byte  `protobuf:"bytes,1000,opt,name=token" json:"token,omitempty"`
 	Generation *uint32 `protobuf:"varint,1001,opt,name=generation" json:"generation,omitempty"` // deaths that the sender knows of
-	Epoch      *uint32 `protobuf:"varint,1002,opt,name=epoch" json:"epoch,omitempty"`           // membership that the sender knows of
+	Epoch      *uint32 `protobuf:"varint,1002,opt,name=epoch" json:"epoch,omitempty"`           // in the answer to ADD_NODE: workers that have died or were admitted so far
 	Dtype      *uint32 `protobuf:"varint,1003,opt,name=dtype" json:"dtype,omitempty"`           // wire.DType of the values, for which data_type has too few
 	// Of the process that sends, after its join. One that was declared dead and runs
 	// on has the id of its successor, but not its incarnation.
@@ -301,6 +309,13 @@ type Meta struct {
 	//	*Meta_Stateful
 	//	*Meta_Survived
 	//	*Meta_Settled
+	//	*Meta_Linked
+	//	*Meta_Gather
+	//	*Meta_Passed
+	//	*Meta_Meet
+	//	*Meta_Arrived
+	//	*Meta_Admitted
+	//	*Meta_Fetched
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -672,6 +687,69 @@ func (x *Meta) GetSettled() *Settled {
 	return nil
 }
 
+func (x *Meta) GetLinked() *Linked {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Linked); ok {
+			return x.Linked
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetGather() *Gather {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Gather); ok {
+			return x.Gather
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetPassed() *Passed {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Passed); ok {
+			return x.Passed
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetMeet() *Meet {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Meet); ok {
+			return x.Meet
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetArrived() *Arrived {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Arrived); ok {
+			return x.Arrived
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetAdmitted() *Admitted {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Admitted); ok {
+			return x.Admitted
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetFetched() *Fetched {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Fetched); ok {
+			return x.Fetched
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -760,6 +838,34 @@ type Meta_Settled struct {
 	Settled *Settled `protobuf:"bytes,1030,opt,name=settled,oneof"` // scheduler to worker
 }
 
+type Meta_Linked struct {
+	Linked *Linked `protobuf:"bytes,1031,opt,name=linked,oneof"` // node to scheduler
+}
+
+type Meta_Gather struct {
+	Gather *Gather `protobuf:"bytes,1032,opt,name=gather,oneof"` // scheduler to worker
+}
+
+type Meta_Passed struct {
+	Passed *Passed `protobuf:"bytes,1033,opt,name=passed,oneof"` // worker to scheduler
+}
+
+type Meta_Meet struct {
+	Meet *Meet `protobuf:"bytes,1034,opt,name=meet,oneof"` // scheduler to worker
+}
+
+type Meta_Arrived struct {
+	Arrived *Arrived `protobuf:"bytes,1035,opt,name=arrived,oneof"` // worker to scheduler
+}
+
+type Meta_Admitted struct {
+	Admitted *Admitted `protobuf:"bytes,1036,opt,name=admitted,oneof"` // scheduler to node
+}
+
+type Meta_Fetched struct {
+	Fetched *Fetched `protobuf:"bytes,1037,opt,name=fetched,oneof"` // worker to scheduler
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -801,6 +907,20 @@ func (*Meta_Stateful) isMeta_Own() {}
 func (*Meta_Survived) isMeta_Own() {}
 
 func (*Meta_Settled) isMeta_Own() {}
+
+func (*Meta_Linked) isMeta_Own() {}
+
+func (*Meta_Gather) isMeta_Own() {}
+
+func (*Meta_Passed) isMeta_Own() {}
+
+func (*Meta_Meet) isMeta_Own() {}
+
+func (*Meta_Arrived) isMeta_Own() {}
+
+func (*Meta_Admitted) isMeta_Own() {}
+
+func (*Meta_Fetched) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -1298,7 +1418,7 @@ type Lost struct {
 	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"`            // the cluster goes on, and keeps its place for another
 	Incarnation   *uint64                `protobuf:"fixed64,4,opt,name=incarnation" json:"incarnation,omitempty"` // of the process that is dead
 	Buried        *bool                  `protobuf:"varint,5,opt,name=buried" json:"buried,omitempty"`            // the cluster goes on without it
-	Epoch         *uint32                `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`              // that begins with the death of a worker: the number of workers that are buried
+	Epoch         *uint32                `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`              // that begins with the death of a worker
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1925,13 +2045,15 @@ func (x *Stateful) GetWhat() string {
 	return ""
 }
 
-// Survived says that the sender's connections with the workers that are buried have ended. From a worker it says too
+// Survived says that the sender's connections with the workers that are buried have ended, and that it expects contributions of
+// those that were admitted. From a worker it says too
 // that rounds[i] rounds of each of the next counts[i] tensors by id have ended there: the first is round 0.
 type Survived struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Epoch         *uint32                `protobuf:"varint,1,opt,name=epoch" json:"epoch,omitempty"` // of the last of these deaths
+	Epoch         *uint32                `protobuf:"varint,1,opt,name=epoch" json:"epoch,omitempty"` // of the last of these deaths and admissions
 	Counts        []uint32               `protobuf:"varint,2,rep,packed,name=counts" json:"counts,omitempty"`
 	Rounds        []uint64               `protobuf:"varint,3,rep,packed,name=rounds" json:"rounds,omitempty"`
+	Blank         *bool                  `protobuf:"varint,4,opt,name=blank" json:"blank,omitempty"` // the sender was admitted lately and does not know the rounds: none has ended there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1987,8 +2109,15 @@ func (x *Survived) GetRounds() []uint64 {
 	return nil
 }
 
-// Settled answers Survived of all nodes: the workers repeat all rounds but the first rounds[i] of the next counts[i] tensors
-// by id, without the dead.
+func (x *Survived) GetBlank() bool {
+	if x != nil && x.Blank != nil {
+		return *x.Blank
+	}
+	return false
+}
+
+// Settled answers Survived of all nodes: after a death the workers repeat all rounds but the first rounds[i] of the next
+// counts[i] tensors by id, without the dead.
 type Settled struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Counts        []uint32               `protobuf:"varint,1,rep,packed,name=counts" json:"counts,omitempty"`
@@ -2041,6 +2170,347 @@ func (x *Settled) GetRounds() []uint64 {
 	return nil
 }
 
+// Linked says that the sender has its data connections with a newcomer.
+type Linked struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
+	Incarnation   *uint64                `protobuf:"fixed64,2,opt,name=incarnation" json:"incarnation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Linked) Reset() {
+	*x = Linked{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Linked) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Linked) ProtoMessage() {}
+
+func (x *Linked) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Linked.ProtoReflect.Descriptor instead.
+func (*Linked) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Linked) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *Linked) GetIncarnation() uint64 {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
+	}
+	return 0
+}
+
+// Gather says that newcomers wait to be admitted. The answer is Passed.
+type Gather struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gather) Reset() {
+	*x = Gather{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gather) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gather) ProtoMessage() {}
+
+func (x *Gather) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gather.ProtoReflect.Descriptor instead.
+func (*Gather) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{25}
+}
+
+// Passed says how often the sender's program has come to the place where newcomers may be admitted. It does not pass that place
+// again before it hears more.
+type Passed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Points        *uint64                `protobuf:"varint,1,opt,name=points" json:"points,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Passed) Reset() {
+	*x = Passed{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Passed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Passed) ProtoMessage() {}
+
+func (x *Passed) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Passed.ProtoReflect.Descriptor instead.
+func (*Passed) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Passed) GetPoints() uint64 {
+	if x != nil && x.Points != nil {
+		return *x.Points
+	}
+	return 0
+}
+
+// Meet says when the newcomers are admitted: when all programs come to that place for the points-th time. 0: not now.
+type Meet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Points        *uint64                `protobuf:"varint,1,opt,name=points" json:"points,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Meet) Reset() {
+	*x = Meet{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Meet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Meet) ProtoMessage() {}
+
+func (x *Meet) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Meet.ProtoReflect.Descriptor instead.
+func (*Meet) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Meet) GetPoints() uint64 {
+	if x != nil && x.Points != nil {
+		return *x.Points
+	}
+	return 0
+}
+
+// Arrived says that the sender's program waits in that place; a newcomer's, that it is ready. From other workers it says too that
+// rounds[i] rounds of each of the next counts[i] tensors by id have ended there, and none is under way.
+type Arrived struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Points        *uint64                `protobuf:"varint,1,opt,name=points" json:"points,omitempty"`
+	Counts        []uint32               `protobuf:"varint,2,rep,packed,name=counts" json:"counts,omitempty"`
+	Rounds        []uint64               `protobuf:"varint,3,rep,packed,name=rounds" json:"rounds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Arrived) Reset() {
+	*x = Arrived{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Arrived) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Arrived) ProtoMessage() {}
+
+func (x *Arrived) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Arrived.ProtoReflect.Descriptor instead.
+func (*Arrived) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Arrived) GetPoints() uint64 {
+	if x != nil && x.Points != nil {
+		return *x.Points
+	}
+	return 0
+}
+
+func (x *Arrived) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Arrived) GetRounds() []uint64 {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// Admitted says that a newcomer is a member from now on. If it is a worker, an epoch begins, and Survived is the answer.
+type Admitted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`
+	Epoch         *uint32                `protobuf:"varint,2,opt,name=epoch" json:"epoch,omitempty"`   // of a worker
+	Points        *uint64                `protobuf:"varint,3,opt,name=points" json:"points,omitempty"` // likewise: see Meet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Admitted) Reset() {
+	*x = Admitted{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Admitted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Admitted) ProtoMessage() {}
+
+func (x *Admitted) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
+func (*Admitted) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Admitted) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *Admitted) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *Admitted) GetPoints() uint64 {
+	if x != nil && x.Points != nil {
+		return *x.Points
+	}
+	return 0
+}
+
+// Fetched says that the sender, which was admitted lately, knows the rounds, and contributes to them.
+type Fetched struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fetched) Reset() {
+	*x = Fetched{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fetched) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fetched) ProtoMessage() {}
+
+func (x *Fetched) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fetched.ProtoReflect.Descriptor instead.
+func (*Fetched) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{30}
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2057,7 +2527,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2539,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2615,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2627,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2668,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2680,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2714,7 @@ var File_gocore_wire_pspb_ps_proto protoreflect.FileDescriptor
 
 const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\n" +
-	"\x19gocore/wire/pspb/ps.proto\x12\x02ps\"\xfa\x02\n" +
+	"\x19gocore/wire/pspb/ps.proto\x12\x02ps\"\x97\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04role\x18\x01 \x02(\x05R\x04role\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x05R\x02id\x12\x1a\n" +
@@ -2262,12 +2732,13 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05place\x18\xec\a \x01(\rR\x05place\x12\x1c\n" +
 	"\tlink_rate\x18\xed\a \x01(\x04R\blinkRate\x12\x19\n" +
 	"\aclassic\x18\xee\a \x01(\bR\aclassic\x12\x17\n" +
-	"\x06vacant\x18\xef\a \x01(\bR\x06vacant\"w\n" +
+	"\x06vacant\x18\xef\a \x01(\bR\x06vacant\x12\x1b\n" +
+	"\bnewcomer\x18\xf0\a \x01(\bR\bnewcomer\"w\n" +
 	"\aControl\x12\x10\n" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x94\v\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xab\r\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -2316,7 +2787,17 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05abort\x18\x83\b \x01(\v2\t.ps.AbortH\x00R\x05abort\x12+\n" +
 	"\bstateful\x18\x84\b \x01(\v2\f.ps.StatefulH\x00R\bstateful\x12+\n" +
 	"\bsurvived\x18\x85\b \x01(\v2\f.ps.SurvivedH\x00R\bsurvived\x12(\n" +
-	"\asettled\x18\x86\b \x01(\v2\v.ps.SettledH\x00R\asettledB\x05\n" +
+	"\asettled\x18\x86\b \x01(\v2\v.ps.SettledH\x00R\asettled\x12%\n" +
+	"\x06linked\x18\x87\b \x01(\v2\n" +
+	".ps.LinkedH\x00R\x06linked\x12%\n" +
+	"\x06gather\x18\x88\b \x01(\v2\n" +
+	".ps.GatherH\x00R\x06gather\x12%\n" +
+	"\x06passed\x18\x89\b \x01(\v2\n" +
+	".ps.PassedH\x00R\x06passed\x12\x1f\n" +
+	"\x04meet\x18\x8a\b \x01(\v2\b.ps.MeetH\x00R\x04meet\x12(\n" +
+	"\aarrived\x18\x8b\b \x01(\v2\v.ps.ArrivedH\x00R\aarrived\x12+\n" +
+	"\badmitted\x18\x8c\b \x01(\v2\f.ps.AdmittedH\x00R\badmitted\x12(\n" +
+	"\afetched\x18\x8d\b \x01(\v2\v.ps.FetchedH\x00R\afetchedB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -2402,14 +2883,32 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05Abort\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\rR\x04plan\"\x1e\n" +
 	"\bStateful\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\tR\x04what\"X\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\"n\n" +
 	"\bSurvived\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x1a\n" +
 	"\x06counts\x18\x02 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
-	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\"A\n" +
+	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\x12\x14\n" +
+	"\x05blank\x18\x04 \x01(\bR\x05blank\"A\n" +
 	"\aSettled\x12\x1a\n" +
 	"\x06counts\x18\x01 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
-	"\x06rounds\x18\x02 \x03(\x04B\x02\x10\x01R\x06roundsB\x18Z\x16fptps/gocore/wire/pspb"
+	"\x06rounds\x18\x02 \x03(\x04B\x02\x10\x01R\x06rounds\":\n" +
+	"\x06Linked\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x05R\x02id\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"\b\n" +
+	"\x06Gather\" \n" +
+	"\x06Passed\x12\x16\n" +
+	"\x06points\x18\x01 \x01(\x04R\x06points\"\x1e\n" +
+	"\x04Meet\x12\x16\n" +
+	"\x06points\x18\x01 \x01(\x04R\x06points\"Y\n" +
+	"\aArrived\x12\x16\n" +
+	"\x06points\x18\x01 \x01(\x04R\x06points\x12\x1a\n" +
+	"\x06counts\x18\x02 \x03(\rB\x02\x10\x01R\x06counts\x12\x1a\n" +
+	"\x06rounds\x18\x03 \x03(\x04B\x02\x10\x01R\x06rounds\"H\n" +
+	"\bAdmitted\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
+	"\x06points\x18\x03 \x01(\x04R\x06points\"\t\n" +
+	"\aFetchedB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -2423,7 +2922,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -2449,9 +2948,16 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Stateful)(nil),          // 21: ps.Stateful
 	(*Survived)(nil),          // 22: ps.Survived
 	(*Settled)(nil),           // 23: ps.Settled
-	(*Disagreement_Part)(nil), // 24: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 25: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 26: ps.Commit.Share
+	(*Linked)(nil),            // 24: ps.Linked
+	(*Gather)(nil),            // 25: ps.Gather
+	(*Passed)(nil),            // 26: ps.Passed
+	(*Meet)(nil),              // 27: ps.Meet
+	(*Arrived)(nil),           // 28: ps.Arrived
+	(*Admitted)(nil),          // 29: ps.Admitted
+	(*Fetched)(nil),           // 30: ps.Fetched
+	(*Disagreement_Part)(nil), // 31: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 32: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 33: ps.Commit.Share
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -2477,15 +2983,22 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	21, // 20: ps.Meta.stateful:type_name -> ps.Stateful
 	22, // 21: ps.Meta.survived:type_name -> ps.Survived
 	23, // 22: ps.Meta.settled:type_name -> ps.Settled
-	2,  // 23: ps.Batch.message:type_name -> ps.Meta
-	24, // 24: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	25, // 25: ps.Capacity.path:type_name -> ps.Capacity.Path
-	26, // 26: ps.Commit.share:type_name -> ps.Commit.Share
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	24, // 23: ps.Meta.linked:type_name -> ps.Linked
+	25, // 24: ps.Meta.gather:type_name -> ps.Gather
+	26, // 25: ps.Meta.passed:type_name -> ps.Passed
+	27, // 26: ps.Meta.meet:type_name -> ps.Meet
+	28, // 27: ps.Meta.arrived:type_name -> ps.Arrived
+	29, // 28: ps.Meta.admitted:type_name -> ps.Admitted
+	30, // 29: ps.Meta.fetched:type_name -> ps.Fetched
+	2,  // 30: ps.Batch.message:type_name -> ps.Meta
+	31, // 31: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	32, // 32: ps.Capacity.path:type_name -> ps.Capacity.Path
+	33, // 33: ps.Commit.share:type_name -> ps.Commit.Share
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -2515,6 +3028,13 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Stateful)(nil),
 		(*Meta_Survived)(nil),
 		(*Meta_Settled)(nil),
+		(*Meta_Linked)(nil),
+		(*Meta_Gather)(nil),
+		(*Meta_Passed)(nil),
+		(*Meta_Meet)(nil),
+		(*Meta_Arrived)(nil),
+		(*Meta_Admitted)(nil),
+		(*Meta_Fetched)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2522,7 +3042,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

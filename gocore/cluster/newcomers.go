@@ -1,0 +1,139 @@
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
+)
+
+// A cluster that recovers takes further nodes after its start: replacements of dead ones, or more than before. Such a newcomer gets an id that no
+// other has had. It learns all nodes, and all nodes learn of it (Came), make their connections with it, and report them (LINKED). A server is a member
+// then (ADMITTED): the next plan may give it a share. A worker is one when it has been admitted: see admission.go.
+
+// refusalOfNewcomer returns why a node cannot join any more, "" if it can.
+func (s *Scheduler) refusalOfNewcomer(node Member) string {
+	others, most := 0, wire.MaxWorkers
+	for _, m := range s.members {
+		if m.Role == node.Role {
+			others++
+		}
+	}
+	if node.Role == RoleWorker {
+		if most = s.c.MaxWorkers; most == 0 {
+			most = s.c.Workers
+		}
+	}
+	switch {
+	case node.PSLite() || node.Classic && node.Role == RoleWorker:
+		return "the cluster has begun: it takes further workers of fptps alone"
+	case s.closing:
+		return "a worker of the cluster has closed: the training ends"
+	case others >= most:
+		return fmt.Sprintf("the cluster has its %s already: another can come when one has died, or up to FPTPS_MAX_WORKERS of the scheduler", count(most, node.Role.String()))
+	case !fits(s.next[node.Role], node.Role):
+		return fmt.Sprintf("%d nodes of its role have been in the cluster, all that there can be: start another cluster", wire.MaxWorkers)
+	case node.Role == RoleWorker && s.kept() != "":
+		return "the aggregators keep " + s.kept() + ", and the cluster takes no further workers then"
+	}
+	return ""
+}
+
+// come gives a newcomer an id, and connects it with the others. While they make their own first connections it has to ask again.
+func (s *Scheduler) come(now time.Time, node Member) {
+	if s.finals == 0 {
+		return
+	}
+	node.ID, node.Customers, node.Newcomer = s.next[node.Role], 1, true
+	s.next[node.Role] += 2
+	m := &member{Member: node, heard: now, beats: true, given: node.Share, links: map[int]bool{}}
+	m.Share = 0
+	s.members[node.ID] = m
+	s.view = s.makeView()
+	s.do(Came{View: s.view, ID: m.ID})
+	for _, id := range s.ids() {
+		if id != m.ID {
+			s.send(id, addNodes(m.Member))
+		}
+	}
+	s.do(Connect{ID: m.ID, Host: m.Host, Port: m.Port})
+	var all []*pspb.Node
+	for _, other := range s.view.Members {
+		all = append(all, nodeOf(other))
+	}
+	s.send(m.ID, s.list(all))
+}
+
+// stepLinked records that a node has its connections with a newcomer.
+func (s *Scheduler) stepLinked(now time.Time, from *member, own *pspb.Linked) {
+	if m := s.members[int(own.GetId())]; m != nil && m.Newcomer && m.Incarnation == own.GetIncarnation() {
+		m.links[from.ID] = true
+		s.admitNewcomers(now)
+	}
+}
+
+// linked reports whether all members have their connections with a newcomer.
+func (s *Scheduler) linked(m *member) bool {
+	return !slices.ContainsFunc(s.takesPart(), func(id int) bool { return !m.links[id] })
+}
+
+// admitServers makes members of the servers with which all others are connected.
+func (s *Scheduler) admitServers(now time.Time) {
+	for _, id := range s.ids() {
+		if m := s.members[id]; m.Newcomer && m.Role == RoleServer && s.linked(m) {
+			s.admitOne(m, 0, 0)
+			s.planner.join(now, m.ID)
+		}
+	}
+}
+
+// admitOne makes a member of a newcomer.
+func (s *Scheduler) admitOne(m *member, epoch int, points uint64) {
+	m.Newcomer = false
+	s.view = s.makeView()
+	s.do(Admitted{View: s.view, ID: m.ID})
+	for _, id := range s.ids() {
+		s.send(id, &pspb.Meta{Own: &pspb.Meta_Admitted{Admitted: &pspb.Admitted{Id: proto.Int32(int32(m.ID)), Epoch: positive(uint32(epoch)), Points: positive(points)}}})
+	}
+}
+
+// dismiss ends newcomers at the end of the cluster.
+func (s *Scheduler) dismiss() {
+	for _, id := range s.ids() {
+		if m := s.members[id]; m.Newcomer {
+			s.send(id, lostNode(m.Member, "the others have ended the training before it was admitted", false))
+		}
+	}
+}
+
+// came handles the announcement of a newcomer.
+func (p *Postoffice) came(n *pspb.Node) {
+	m, err := memberOf(n)
+	m.ID, m.Customers = int(n.GetId()), 1
+	if err != nil || !fits(m.ID, m.Role) || m.Role == RoleScheduler || p.View().Member(m.ID).ID != 0 {
+		p.log.Warn("dropped the announcement of a node that makes no sense", "node", m.ID, "reason", err)
+		return
+	}
+	p.mail.change(p.View().Plus(m), m.ID)
+	p.events.came(m)
+}
+
+// Linked reports that this node has its connections with a newcomer.
+func (p *Postoffice) Linked(m Member) {
+	p.tell(&pspb.Meta{Own: &pspb.Meta_Linked{Linked: &pspb.Linked{Id: proto.Int32(int32(m.ID)), Incarnation: proto.Uint64(m.Incarnation)}}})
+}
+
+// admitted handles the admission of a newcomer, which may be this node.
+func (p *Postoffice) admitted(own *pspb.Admitted) {
+	m := p.View().Member(int(own.GetId()))
+	if !m.Newcomer {
+		return
+	}
+	m.Newcomer = false
+	p.mail.change(p.View().With(m), 0)
+	p.events.admitted(m, int(own.GetEpoch()), own.GetPoints())
+}
