@@ -150,7 +150,7 @@ func (s *Scheduler) complete(b *barrier) {
 	if b.group == AllGroup && b.customer == 0 {
 		s.finals++
 		if s.finals == finalBarriers {
-			s.dismiss()
+			s.dismiss(b)
 			s.state = ended
 			s.do(Finished{})
 		}

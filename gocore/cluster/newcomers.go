@@ -101,10 +101,10 @@ func (s *Scheduler) admitOne(m *member, epoch int, points uint64) {
 	}
 }
 
-// dismiss ends newcomers at the end of the cluster.
-func (s *Scheduler) dismiss() {
+// dismiss ends newcomers that have not come to the last barrier, as the cluster ends.
+func (s *Scheduler) dismiss(last *barrier) {
 	for _, id := range s.ids() {
-		if m := s.members[id]; m.Newcomer {
+		if m := s.members[id]; m.Newcomer && last.came(id) == 0 {
 			s.send(id, lostNode(m.Member, "the others have ended the training before it was admitted", false))
 		}
 	}

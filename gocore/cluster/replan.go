@@ -57,7 +57,7 @@ func (s *Scheduler) tickPlans(now time.Time) {
 		s.abort(c)
 		s.do(Note{Text: "a new plan was withdrawn: " + s.unpromised(c)})
 	}
-	if s.admission != nil || s.blank() { // they hold rounds back, or do not know them
+	if !s.mayReplan() {
 		return
 	}
 	if c := s.planner.look(now, s.inOrder()); c != nil {
@@ -67,6 +67,9 @@ func (s *Scheduler) tickPlans(now time.Time) {
 		s.do(Kept{})
 	}
 }
+
+// mayReplan reports whether a new plan can be introduced: workers hold rounds back during an admission, and new ones do not know the rounds yet.
+func (s *Scheduler) mayReplan() bool { return s.admission == nil && !s.blank() }
 
 // abort withdraws a plan.
 func (s *Scheduler) abort(c *change) {

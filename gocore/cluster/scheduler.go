@@ -275,7 +275,7 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 func (s *Scheduler) Due() time.Time {
 	var due time.Time
 	if s.state == running {
-		if s.finals > 0 {
+		if s.finals > 0 && (s.planner.change != nil || s.mayReplan()) {
 			due = s.planner.due()
 		}
 		for _, suspect := range s.suspects {

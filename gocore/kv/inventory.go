@@ -118,9 +118,21 @@ func (w *Worker) Meeting() bool {
 	return w.mu.meeting || w.mu.standing == newcomer
 }
 
+// Admission returns how often newcomers, or this one, were admitted so far, and the workers after the last time: the same on all of them. It
+// returns 0 and no workers before.
+func (w *Worker) Admission() (times int, workers []int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if times = len(w.mu.admissions); times > 0 {
+		workers = w.mu.roster.at(int(w.mu.admissions[times-1]))
+	}
+	return times, workers
+}
+
 // welcome ends the meeting, now that the epoch with the newcomers begins. The lock is held.
 func (w *Worker) welcome() (e effects) {
 	w.mu.joined, w.mu.meeting = false, false
+	w.mu.admissions = append(w.mu.admissions, w.mu.epoch)
 	if w.mu.standing != member {
 		w.mu.base = len(w.mu.deaths)
 		return e

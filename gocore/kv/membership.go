@@ -15,11 +15,20 @@ import (
 // (recovery.go). Else nobody's caller has seen a sum, every worker still has its whole contribution, and all repeat the round in a new epoch,
 // which aggregate.Members describes.
 
+// turnover is what a worker knows of the deaths and admissions of others.
+type turnover struct {
+	deaths    []death // of other nodes, in order
+	roster    roster  // the workers that take part
+	epoch     uint16  // of the rounds that begin now; those after it are not settled yet
+	frozen    int     // workers whose deaths this one has heard of, and that are not settled: while there are any, no round begins or ends
+	unsettled int     // those of them that are buried: the next Settle is about these
+}
+
 // Freeze keeps rounds from ending, and new ones from beginning, until Settle: a worker is dead.
 func (w *Worker) Freeze() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mu.frozen = true
+	w.mu.frozen++
 }
 
 // Complete returns how many rounds of each tensor, round 0 included, have ended on this worker; false if it does not know, as a newcomer that
@@ -56,8 +65,8 @@ func (w *Worker) Settle(complete wire.Rounds) (err error) {
 		if w.mu.failed != nil {
 			return e
 		}
-		died := w.mu.frozen
-		w.mu.epoch, w.mu.frozen = uint16(w.mu.roster.epoch()), false
+		died := w.mu.unsettled > 0
+		w.mu.epoch, w.mu.frozen, w.mu.unsettled = uint16(w.mu.roster.epoch()), w.mu.frozen-w.mu.unsettled, 0
 		if w.mu.joined {
 			e = w.welcome()
 		}

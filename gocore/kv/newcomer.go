@@ -22,6 +22,18 @@ const (
 	admitted                 // the same; the others wait for it already
 )
 
+// admission is what a worker knows of the admission of newcomers, or of its own.
+type admission struct {
+	meeting    bool     // from Arrive to Settle or Depart: no round begins
+	joined     bool     // a worker has joined, and is not settled
+	admissions []uint16 // the epochs that have begun with one
+	parcel     *parcel  // for newcomers; nil: nothing
+
+	standing standing
+	base     int    // of a newcomer: deaths before it was admitted
+	state    []byte // of a newcomer: of the program, until DropState
+}
+
 // NewNewcomer makes a worker that comes when the others have begun. It takes part once it is admitted (Join, Settle) and has fetched the
 // inventory (Fetch).
 func NewNewcomer(c WorkerConfig) *Worker {

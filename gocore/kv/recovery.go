@@ -40,6 +40,7 @@ func (w *Worker) Bury(node uint32) {
 		w.mu.deaths = append(w.mu.deaths, d)
 		if slices.Contains(w.mu.roster.last(), d.rank) {
 			w.mu.roster.bury(d.rank)
+			w.mu.unsettled++
 		}
 		w.mu.closed = slices.DeleteFunc(w.mu.closed, func(c closedWorker) bool { return c.id == int(node) }) // no round waits for it any more
 		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
@@ -53,7 +54,7 @@ func (w *Worker) Bury(node uint32) {
 			if len(gone) > 0 {
 				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
 			}
-			if !w.mu.frozen { // else Settle sends all again
+			if w.mu.frozen == 0 { // else Settle sends all again
 				e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone), d.patch(t.key, before))...)
 			}
 			e.sends = append(e.sends, w.advance(t)...)

@@ -55,31 +55,23 @@ type Worker struct {
 	copies sync.WaitGroup // of sums to callers' arrays
 	mu     struct {
 		sync.Mutex
-		byKey    map[uint64]*tensor
-		byID     map[uint32]*tensor // declared ones
-		plan     numbered           // of tensors that are declared now
-		nextID   uint32             // the least id that the next tensor may have
-		asks     asks
-		flights  flights
-		closed   []closedWorker
-		deaths   []death // of other nodes, in order
-		roster   roster  // the workers that live
-		epoch    uint16  // of the rounds that begin now; those after it are not settled yet
-		frozen   bool    // after the death of a worker, until Settle: no round begins or ends
-		standing standing
-		base     int                 // of a newcomer: deaths before it was admitted
-		state    []byte              // of the program, until DropState
-		meeting  bool                // from Arrive to Settle or Depart: no round begins
-		joined   bool                // a worker has joined, and is not settled
-		parcel   *parcel             // for newcomers; nil: nothing
-		failed   error               // why every operation is refused; nil while all is well
-		freed    [][]byte            // tensors' memory that step frees
-		waiting  map[string][]string // see Waiting
-		stats    WorkerStats
-		now      time.Time // as of the last tick
-		logged   time.Time // when a stall was last logged
-		late     list.List // tensors whose round waits for other workers, in the order of the aggregators' first reports
-		perStep  uint64    // pushes in a step of the training loop, 0 until set
+		byKey   map[uint64]*tensor
+		byID    map[uint32]*tensor // declared ones
+		plan    numbered           // of tensors that are declared now
+		nextID  uint32             // the least id that the next tensor may have
+		asks    asks
+		flights flights
+		closed  []closedWorker
+		turnover
+		admission
+		failed  error               // why every operation is refused; nil while all is well
+		freed   [][]byte            // tensors' memory that step frees
+		waiting map[string][]string // see Waiting
+		stats   WorkerStats
+		now     time.Time // as of the last tick
+		logged  time.Time // when a stall was last logged
+		late    list.List // tensors whose round waits for other workers, in the order of the aggregators' first reports
+		perStep uint64    // pushes in a step of the training loop, 0 until set
 	}
 }
 
@@ -449,7 +441,7 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 	case o.whole:
 		waiting.Text = fmt.Sprintf("%s: the sum is here, the last bytes are being sent", t.name)
 		return waiting
-	case w.mu.frozen && o.verb != verbFetch:
+	case w.mu.frozen > 0 && o.verb != verbFetch:
 		waiting.Text = fmt.Sprintf("%s: after the death of a worker, until all nodes have heard of it, no round ends", t.name)
 		waiting.Missing = w.mu.waiting[wire.Deaths]
 		if len(waiting.Missing) > 0 {

@@ -20,7 +20,8 @@ func (n *Node) onBuried(id int, why string, epoch int) {
 	n.inOrder(func() error { return n.bury(id, why, epoch) })
 }
 
-// inOrder does what follows from a verdict or an admission: one after the other, in the scheduler's order, once this node has its connections.
+// inOrder does what follows from a verdict, an admission or a settlement: one after the other, in the scheduler's order, once this node has
+// its connections. A newcomer knows by that order which deaths another's inventory includes.
 func (n *Node) inOrder(do func() error) {
 	done := make(chan struct{})
 	n.mu.Lock()
@@ -75,20 +76,23 @@ func (n *Node) bury(id int, why string, epoch int) error {
 
 // onSettled handles the scheduler's decision about the rounds in which a worker has died, or before which one was admitted.
 func (n *Node) onSettled(complete wire.Rounds) {
-	worker := n.worker()
-	if worker == nil {
-		return
-	}
-	if err := worker.Settle(complete); err != nil {
-		go n.guard(func() error { return err })
-	}
-	if !worker.Meeting() {
-		n.mu.Lock()
-		stood := n.mu.points.admitted()
-		n.mu.Unlock()
-		if stood != nil {
-			n.Tickets.Finish(stood, nil)
+	n.inOrder(func() error {
+		worker := n.worker()
+		if worker == nil {
+			return nil
 		}
-	}
-	n.Tickets.Wake()
+		if err := worker.Settle(complete); err != nil {
+			return err
+		}
+		if !worker.Meeting() {
+			n.mu.Lock()
+			stood := n.mu.points.admitted()
+			n.mu.Unlock()
+			if stood != nil {
+				n.Tickets.Finish(stood, nil)
+			}
+		}
+		n.Tickets.Wake()
+		return nil
+	})
 }

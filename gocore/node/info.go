@@ -21,10 +21,12 @@ type Info struct {
 	NumServers int    `json:"num_servers"`
 	Scheduler  string `json:"scheduler"` // host:port, "" without a cluster
 
-	Deterministic bool `json:"deterministic"` // of a worker: see kv.WorkerConfig
-	Recovers      bool `json:"recovers"`      // likewise
-	Ranks         int  `json:"ranks"`         // likewise: how many ranks there have been
-	Newcomer      bool `json:"newcomer"`      // likewise: it takes part in no rounds yet
+	Deterministic bool  `json:"deterministic"` // of a worker: see kv.WorkerConfig
+	Recovers      bool  `json:"recovers"`      // likewise
+	Ranks         int   `json:"ranks"`         // likewise: how many ranks there have been
+	Admissions    int   `json:"admissions"`    // likewise: see kv.Worker.Admission
+	Admitted      []int `json:"admitted"`      // likewise
+	Newcomer      bool  `json:"newcomer"`      // likewise: it takes part in no rounds yet
 
 	// Of the scheduler: the nodes that have asked to join, in order, and all nodes once they have joined.
 	Asked   []Asked  `json:"asked"`
@@ -49,6 +51,7 @@ func (n *Node) Info() Info {
 	}
 	if n.mu.worker != nil {
 		i.Ranks = n.mu.worker.Ranks()
+		i.Admissions, i.Admitted = n.mu.worker.Admission()
 	}
 	if n.config.Role == cluster.RoleScheduler {
 		i.Asked = slices.Clone(n.mu.asked)

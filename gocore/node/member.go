@@ -32,10 +32,10 @@ func (n *Node) runMember() error {
 		return err
 	}
 	n.Office.Join(post)
+	me := post.View().Me() // as it has come: it may be admitted from the first connection on
 	if err := n.connect(ctx, tr, post.View()); err != nil {
 		return err
 	}
-	me := post.View().Me()
 	if !me.Recovered && !me.Newcomer { // the others have passed that barrier
 		if err := n.startBarrier(ctx, post); err != nil {
 			return err

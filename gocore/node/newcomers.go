@@ -157,6 +157,9 @@ func (n *Node) Come() (due bool, ticket *kv.Ticket, err error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if err := n.checkOpenLocked(); err != nil { // else tearDown ends the ticket
+		return false, nil, err
+	}
 	if n.mu.newcomer {
 		return true, nil, nil
 	}
@@ -195,12 +198,13 @@ func (n *Node) Arrive(state []byte) (*kv.Ticket, error) {
 			return nil, err
 		}
 	}
-	ticket := n.Tickets.New(n.explainAdmission)
 	n.mu.Lock()
-	point := n.mu.points.arrive(ticket)
-	post := n.mu.post
-	n.mu.Unlock()
-	post.Arrived(point, complete)
+	defer n.mu.Unlock()
+	if err := n.checkOpenLocked(); err != nil {
+		return nil, err
+	}
+	ticket := n.Tickets.New(n.explainAdmission)
+	n.mu.post.Arrived(n.mu.points.arrive(ticket), complete)
 	return ticket, nil
 }
 

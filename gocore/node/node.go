@@ -186,11 +186,14 @@ func (n *Node) tearDown(err error) {
 		post.Close()
 	}
 	n.mu.Lock()
-	last := n.mu.failure
+	last, waiting := n.mu.failure, n.mu.points.end()
 	if last == nil && !n.mu.hasJoined {
 		last = err
 	}
 	n.mu.Unlock()
+	for _, ticket := range waiting {
+		n.Tickets.Finish(ticket, err)
+	}
 	n.endLife(last)
 }
 

@@ -55,6 +55,17 @@ func (p *points) arrive(ticket *kv.Ticket) (point uint64) {
 	return point
 }
 
+// end returns the tickets of a program that waits, as the node ends.
+func (p *points) end() (tickets []*kv.Ticket) {
+	for _, ticket := range []*kv.Ticket{p.waiting, p.arrived} {
+		if ticket != nil {
+			tickets = append(tickets, ticket)
+		}
+	}
+	p.waiting, p.arrived = nil, nil
+	return tickets
+}
+
 // admitted returns the ticket of the program that stands, which ends now; nil if there is none.
 func (p *points) admitted() (stood *kv.Ticket) {
 	stood, p.arrived = p.arrived, nil

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,15 @@ PASSES, UNDECIDED = range(2)
 """Results of core.come(); any other: all workers meet here now."""
 
 
+class Admitted(NamedTuple):
+    """What KVWorker.admit() returns where workers were admitted."""
+
+    workers: tuple[int, ...]
+    """The ranks of the workers that take part from now on, in order: the same on all of them."""
+    state: Any
+    """On a worker that was admitted, what the program of another one has handed over; on the others None."""
+
+
 class Admission:
     """admit() of one worker."""
 
@@ -23,31 +33,32 @@ class Admission:
         self.newcomer = newcomer
         self._session = session
         self._rank = rank
+        self._times = 0  # admissions so far
         self._waits: Ticket[Any] | None = None  # which a call has not seen end, after a TimeoutError
 
-    def admit(self, state: Callable[[], Any]) -> tuple[bool, Any]:
-        """Whether workers may have been admitted; and what the program of another worker has handed over, if this one was.
-
-        After a TimeoutError the next call goes on waiting.
-        """
+    def admit(self, state: Callable[[], Any]) -> Admitted | None:
+        """See KVWorker.admit()."""
         if self._waits is None and not self._due():
-            return False, None
+            return None
         if self._waits is None:
             pickled = b"" if self.newcomer else pickle.dumps(state(), protocol=pickle.HIGHEST_PROTOCOL)
             memory = np.frombuffer(pickled, np.uint8)
             core = self._session.core
             self._waits = self._session.submit(core.arrive, None, memory.ctypes.data, memory.nbytes)
-        self._wait()
-        if not self.newcomer:
-            return True, None
-        received = self._fetch()
+        self._waits.result()
+        self._waits = None
+        received = self._fetch() if self.newcomer else None
         self.newcomer = False
-        return True, received
+        info = self.info()
+        if info["admissions"] == self._times:  # the newcomers have died, or left
+            return None
+        self._times = info["admissions"]
+        return Admitted(tuple(info["admitted"]), received)
 
-    def _wait(self) -> None:
-        if self._waits is not None:
-            self._waits.result()
-            self._waits = None
+    def info(self) -> dict[str, Any]:
+        """The core's description of this worker."""
+        info: dict[str, Any] = json.loads(self._session.core.info(self._session.usable()))
+        return info
 
     def _due(self) -> bool:
         """Whether all workers meet here."""

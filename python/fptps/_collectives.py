@@ -96,6 +96,7 @@ class Collectives:
         self._rank = rank
         self._ranks = ranks
         self._table = "calls"  # the tensor with the rows of all ranks
+        self.begun = True  # False: the others had begun when this worker came, and have not admitted it yet
         self._memory: dict[str, Bytes] = {}  # of the tensors that are declared
         self._call: Call | None = None  # that has not ended
 
@@ -128,6 +129,11 @@ class Collectives:
         self._run("load()", (path,), self._load(work, finish))
 
     def _run(self, name: str, arguments: tuple[object, ...], steps: Steps[Result]) -> Result:
+        if not self.begun:
+            raise ValueError(
+                f"{name}: this worker came when the others had begun: first it has to call admit(), at the place of "
+                "the program where the others call it"
+            )
         call = self._call or Call(name, arguments, steps)
         if call.running or (call.name, call.arguments) != (name, arguments):
             raise BusyError(f"{call.name} of this worker has not ended: call it again, with the same arguments, first")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from . import checkpoint, stats
-from ._admission import Admission
+from ._admission import Admission, Admitted
 from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
 from ._session import LEAVE_S, Named, Session
@@ -82,6 +82,7 @@ class KVWorker(Namespace):
         self._collectives = Collectives(hidden, self._rank, session.ranks)
         self._collectives.grow(int(info["ranks"]))
         self._admission = Admission(session, self._rank, bool(info["newcomer"]))
+        self._collectives.begun = not self._admission.newcomer
         session.waited = 0.0
         session.name = repr(self)
 
@@ -123,25 +124,27 @@ class KVWorker(Namespace):
         """Whether this worker came when the others had begun, and has not been admitted yet: see admit()."""
         return self._admission.newcomer
 
-    def admit(self, state: Callable[[], Any]) -> Any:
+    def admit(self, state: Callable[[], Any]) -> Admitted | None:
         """The place of the program where workers that come later (FPTPS_RECOVERY=1) are admitted.
 
         All workers call it in the same place, again and again, for instance at the beginning of each step or epoch.
-        While nobody waits to be admitted, it returns None at once. Else it waits until all workers have come to the
-        same call; then each calls state(), which returns what newcomers need to go on from here, such as the weights
-        and the number of the step, as any object that pickle takes. The worker must have no operation under way then:
-        BusyError names the key. From the end of the call on newcomers take part.
+        While nobody waits to be admitted, it returns None at once. Else it calls state(), which returns what newcomers
+        need to go on from here, such as the weights and the number of the step, as any object that pickle takes. Then
+        it waits until all workers have come to the same call, and returns an Admitted: the workers that take part from
+        now on, among whom to divide the data. This worker must have no operation under way then: BusyError names the
+        key.
 
         A newcomer declares its tensors as all do, and then calls admit(): it waits until the others admit it, and
-        returns a worker's state(). (As always with pickle, it can run code of the worker that sends it.) Before, it can
-        neither push nor meet others: such calls raise ValueError.
+        returns an Admitted with a worker's state(). (As always with pickle, it can run code of the worker that sends
+        it.) Before, it can neither push nor meet others: such calls raise ValueError.
 
         TimeoutError if the others do not come to the same call in time; the next call then goes on waiting.
         """
-        met, received = self._admission.admit(state)
-        if met:
-            self._collectives.grow(int(json.loads(self._session.core.info(self._session.usable()))["ranks"]))
-        return received
+        admitted = self._admission.admit(state)
+        if admitted is not None:
+            self._collectives.begun = True
+            self._collectives.grow(int(self._admission.info()["ranks"]))
+        return admitted
 
     def leave(self) -> None:
         """Leaves a training that goes on without this worker (FPTPS_RECOVERY=1), after the operations under way.
