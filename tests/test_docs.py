@@ -95,7 +95,7 @@ def test_torch_distributed(tmp_path, snippet):
 @pytest.mark.demo
 @pytest.mark.parametrize("cluster", [[], ["-n", "2", "-s", "1"]])
 def test_torch(tmp_path, cluster):
-    (train,) = snippets("docs/torch.md")
+    train, _ = snippets("docs/torch.md")
     lines = run(tmp_path, train, *cluster)
     prefix, workers = ("[worker {}] ", 2) if cluster else ("", 1)
     assert lines == [prefix.format(r) + f"worker {r} of {workers} took 100 steps" for r in range(workers)]
@@ -113,10 +113,10 @@ def test_every_snippet_is_tested():
         "docs/local.md": 1,
         "docs/mxnet.md": 1,  # test_mxnet.py
         "docs/ps-lite.md": 1,
-        "docs/python.md": 5,
+        "docs/python.md": 6,
         "docs/store.md": 3,
         "docs/torch-distributed.md": 2,
-        "docs/torch.md": 1,
+        "docs/torch.md": 2,
     }
 
 
@@ -177,11 +177,20 @@ def test_failures(tmp_path, cluster):
     run(tmp_path, train, *cluster)
 
 
+@pytest.mark.demo
+@pytest.mark.parametrize("cluster", [[], ["-n", "2", "-s", "1"]])
+def test_workers_that_come_later(tmp_path, cluster, monkeypatch):
+    monkeypatch.setenv("FPTPS_RECOVERY", "1")
+    assert run(tmp_path, snippets("docs/torch.md")[1] + "\nprint(state.step)", *cluster)[-1].endswith("20")
+    lines = run(tmp_path, snippets("docs/python.md")[3] + "\nprint(f'{weights[0]:.1f}')", *cluster)
+    assert all(line.endswith("-15.0" if cluster else "-10.0") for line in lines)
+
+
 def test_values_of_one_worker(tmp_path):
-    program = snippets("docs/python.md")[3]
+    program = snippets("docs/python.md")[4]
     assert run(tmp_path, program) == ["1.0 1 0.1 1"]
     assert run(tmp_path, program, "-n", "2", "-s", "1") == [f"[worker {rank}] 1.0 1 0.1 2" for rank in range(2)]
 
 
 def test_clusters_in_tests(tmp_path):
-    assert run(tmp_path, snippets("docs/python.md")[4] + "test_it()\nprint('passed')\n") == ["passed"]
+    assert run(tmp_path, snippets("docs/python.md")[5] + "test_it()\nprint('passed')\n") == ["passed"]

@@ -97,8 +97,12 @@ class Collectives:
         self._ranks = ranks
         self._table = "calls"  # the tensor with the rows of all ranks
         self.begun = True  # False: the others had begun when this worker came, and have not admitted it yet
+        self.alone = False  # its calls until then are those of a start that the others have had: it makes them alone
         self._memory: dict[str, Bytes] = {}  # of the tensors that are declared
         self._call: Call | None = None  # that has not ended
+
+    def _starts_alone(self) -> bool:
+        return self.alone and not self.begun
 
     def grow(self, ranks: int) -> None:
         """Makes room for workers that were admitted; all workers call it in the same place of their calls."""
@@ -107,14 +111,20 @@ class Collectives:
             self._table = f"calls {self._ranks}"
 
     def broadcast(self, arrays: Arrays, root: int) -> None:
+        if self._starts_alone():
+            return
         kept = tuple(arrays.values() if isinstance(arrays, Mapping) else arrays)
         self._run("broadcast()", (root, *map(id, kept)), self._broadcast(arrays, root))
 
     def broadcast_object(self, obj: Any, root: int) -> Any:
+        if self._starts_alone():
+            return obj
         return self._run("broadcast_object()", (root,), self._broadcast_object(obj, root))
 
     def allgather(self, obj: Any) -> dict[int, Any]:
         """allgather_object(), by rank."""
+        if self._starts_alone():
+            return {self._rank: obj}
         result: dict[int, Any] = self._run("allgather_object()", (), self._allgather(obj))
         return result
 

@@ -105,7 +105,7 @@ class KVWorker(Namespace):
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The ranks of the workers that take part, in order: without those that have died, with those that were admitted.
+        """The ranks of the workers that take part, in order: also of those that were admitted later.
 
         Other workers may hear of a death some steps earlier or later. Where all have to act in the same step, use
         Ticket.workers.

@@ -39,6 +39,7 @@ from ._optimizer import DistributedOptimizer  # noqa: E402
 from ._prepare import average_buffers, join, prepare  # noqa: E402
 from ._process import init, is_initialized, local_rank, local_size, rank, shutdown, size, workers  # noqa: E402
 from ._server import ServerOptimizer  # noqa: E402
+from ._state import State  # noqa: E402
 
 __all__ = [
     "Average",
@@ -49,6 +50,7 @@ __all__ = [
     "Handle",
     "Op",
     "ServerOptimizer",
+    "State",
     "Sum",
     "allgather_object",
     "average_buffers",

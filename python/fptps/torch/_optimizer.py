@@ -108,7 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         facts = {slot.name: (tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots}
         agree(worker, "DistributedOptimizer's parameters", facts)
         agree(worker, "DistributedOptimizer's arguments", {"": (*map(str, self._settings), self._overlap, self._rule)})
-        if worker.num_workers == 1 and self._rule is None:
+        if worker.num_workers == 1 and self._rule is None and not worker._recovers:  # else others may come
             return
         if self._overlap == "forward" and (reason := late_reason(self.optimizer)):
             _log.info("%s: step() waits for all sums, as %s", type(self.optimizer).__name__, reason)
@@ -306,10 +306,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The parameters with the names that errors use."""
         return [(slot.name, slot.parameter) for slot in self._slots()]
 
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients were sent, and the step not taken yet."""
+        return self._gradients is not None and (self._gradients.open or self._synchronized)
+
+    def admit(self, workers: tuple[int, ...]) -> None:
+        """For State.admit(): these workers take part from now on."""
+        if self._gradients is not None:
+            self._gradients.workers = workers
+
     def begin_join(self) -> Gradients | None:
         """For join(): the exchange, between two steps; None if there is none."""
         self.flush()
-        if self._gradients is not None and (self._gradients.open or self._synchronized):
+        if self.under_way:
             raise RuntimeError("join() between backward() and step(): take the step first, or zero_grad()")
         return self._gradients
 
@@ -356,8 +366,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The ranks of the workers that took part in the last step whose sums have come: all, unless some have died
-        (FPTPS_RECOVERY=1).
+        """The ranks of the workers that took part in the last step whose sums have come, or were admitted since (see
+        State): all, unless some have died (FPTPS_RECOVERY=1).
 
         At the same place of the program all workers get the same: divide the data of the next step among them.
         """

@@ -32,6 +32,7 @@ class Process:
 
     def __init__(self, worker: KVWorker, process: Launched | None, scheduler: Scheduler | None = None) -> None:
         self.worker = worker
+        worker._collectives.alone = True
         self.pid = os.getpid()
         self.numbers = itertools.count()
         """Of the optimizers that are made: the same on all workers, as all make theirs in the same order."""
@@ -166,7 +167,8 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of workers, without those that have died (FPTPS_RECOVERY=1). RuntimeError before init()."""
+    """The number of workers that take part: some may have died, and others come (FPTPS_RECOVERY=1). RuntimeError
+    before init()."""
     return current().worker.num_workers
 
 
