@@ -52,10 +52,11 @@ test-go: system ## Go's tests
 test-python: setup ## Python's tests: whole clusters of processes, the wheel, the demo
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup --max-worker-restart=0
 
-test-long: setup ## race, fuzz a minute each, changes of plan, deaths, kills at random instants, a soak, MXNet, cluster tests under load
+test-long: setup ## race, fuzz a minute each, changes of plan, deaths and newcomers, kills at random instants, a soak, MXNet, cluster tests under load
 	@$(MAKE) --no-print-directory race
 	go test ./gocore/kv -timeout 60m -run TestPlansChangeBetweenRounds -plays 10000
 	go test ./gocore/kv -timeout 60m -run 'TestDeaths|TestWorkersDie' -deaths 100000
+	go test ./gocore/node -timeout 60m -run TestWorkersComeAndGo -changes 20000
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
 	$(BIN)/pytest tests/long
 	@$(MAKE) --no-print-directory peers
