@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -28,9 +28,49 @@ def main() -> None:
 main.add_command(bench)
 
 
+class Workers(NamedTuple):
+    """How many workers a run has."""
+
+    number: int
+    least: int | None = None
+    """With how many it still goes on; None: not said."""
+
+
+class WorkersType(click.ParamType):  # type: ignore[type-arg]
+    """ "4" or "2:4" for Workers."""
+
+    name = "workers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Workers:
+        """What the option means."""
+        numbers = value.split(":")
+        if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
+            self.fail(f"{value!r} is neither a number of workers, as 4, nor the least and the most, as 2:4", param, ctx)
+        least, most = int(numbers[0]), int(numbers[-1])
+        if least > most:
+            self.fail(f"{value!r}: the least number of workers comes first", param, ctx)
+        return Workers(most, least if len(numbers) == 2 else None)
+
+
 @main.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--workers", type=click.IntRange(1), default=1, show_default=True, help="Number of workers.")
+@click.option(
+    "-n",
+    "--workers",
+    type=WorkersType(),
+    default="1",
+    show_default=True,
+    metavar="N|MIN:MAX",
+    help="Number of workers. MIN:MAX begins with MAX, and goes on as long as MIN are left; sets FPTPS_RECOVERY=1.",
+)
 @click.option("-s", "--servers", type=click.IntRange(0), default=0, show_default=True, help="Number of servers.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="How many processes to start in the places of workers and servers that die; sets FPTPS_RECOVERY=1.",
+)
 @click.option("--keep-going", is_flag=True, help="Let the others run on when a process fails.")
 @click.option(
     "--grace",
@@ -41,7 +81,9 @@ main.add_command(bench)
     help="How long processes may take to end after SIGTERM or Ctrl-C, to write a checkpoint say, before SIGKILL.",
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(workers: int, servers: int, keep_going: bool, grace: float, program: tuple[str, ...]) -> None:
+def run(
+    workers: Workers, servers: int, restarts: int, keep_going: bool, grace: float, program: tuple[str, ...]
+) -> None:
     """Run PROGRAM on a cluster of this machine.
 
     Starts a scheduler, the servers, and PROGRAM once for each worker, with DMLC_* in their environment, and RANK,
@@ -50,14 +92,23 @@ def run(workers: int, servers: int, keep_going: bool, grace: float, program: tup
     they run on, and find FPTPS_KEEP_GOING=1 in their environment. The exit code is that of the worst process, or 1 if
     the program never joined the cluster. Ctrl-C and SIGTERM reach all of them; a second one kills what still runs.
 
+    --restarts and -n MIN:MAX set FPTPS_RECOVERY=1: the training goes on when a worker or server dies. A process that is
+    started later, named [worker +1], takes part when the program calls KVWorker.admit(). The exit code is 0 if the
+    training ends well, whatever has died and was replaced.
+
     \b
         fptps run -n 2 -s 1 python train.py --epochs 3
     """
-    environment = {**os.environ, KEEP_GOING: "1"} if keep_going else os.environ
+    if keep_going and (restarts or workers.least):
+        raise click.UsageError(
+            "--keep-going is for programs that make a new cluster when a process dies; with --restarts and -n MIN:MAX "
+            "the same cluster goes on: leave one out"
+        )
+    environment = _environment(workers, restarts, keep_going)
     with reserved_port() as port, reserved_port() as store_port:
-        commands = cluster_commands(workers, servers, port, lambda rank: list(program), environment)
+        commands = cluster_commands(workers.number, servers, port, lambda rank: list(program), environment)
         name_torch_group(commands, store_port)
-        supervisor = Supervisor(commands, kill=grace, keep_going=keep_going)
+        supervisor = Supervisor(commands, kill=grace, keep_going=keep_going, restarts=restarts)
 
         def stop(number: int, frame: FrameType | None) -> None:
             supervisor.stop(number)
@@ -75,6 +126,23 @@ def run(workers: int, servers: int, keep_going: bool, grace: float, program: tup
     if supervisor.stopped_by == signal.SIGPIPE:  # the buffered output has no reader any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _environment(workers: Workers, restarts: int, keep_going: bool) -> dict[str, str]:
+    """The environment of a run's processes."""
+    environment = dict(os.environ)
+    if keep_going:
+        environment[KEEP_GOING] = "1"
+    if restarts or workers.least:
+        if (recovery := environment.get("FPTPS_RECOVERY")) not in (None, "", "1"):
+            raise click.UsageError(
+                f"FPTPS_RECOVERY={recovery} in the environment: --restarts and -n MIN:MAX need a run that goes on when "
+                "a process dies. Unset it"
+            )
+        environment["FPTPS_RECOVERY"] = "1"
+    if workers.least:
+        environment |= {"FPTPS_MIN_WORKERS": str(workers.least), "FPTPS_MAX_WORKERS": str(workers.number)}
+    return environment
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:

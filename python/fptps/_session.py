@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
+from . import _report
 from ._arguments import seconds_of
 from ._autograd import modified
 from ._keys import Key
@@ -234,6 +235,8 @@ class Session:
                     goodbye.result(max(0.0, end - time.monotonic()))
             finally:
                 self.drop(why)
+            if (orderly or finish) and not self.lonely:
+                _report.left()
 
     def _drain(self, handle: int, end: float) -> None:
         """Waits for the operations under way. Their errors go to those who wait for their tickets."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from . import checkpoint, stats
+from . import _report, checkpoint, stats
 from ._admission import Admission, Admitted
 from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
@@ -83,6 +83,8 @@ class KVWorker(Namespace):
         self._collectives.grow(int(info["ranks"]))
         self._admission = Admission(session, self._rank, bool(info["newcomer"]))
         self._collectives.begun = not self._admission.newcomer
+        if not lonely and not self.newcomer:
+            _report.takes_part(self._rank)
         session.waited = 0.0
         session.name = repr(self)
 
@@ -140,7 +142,10 @@ class KVWorker(Namespace):
 
         TimeoutError if the others do not come to the same call in time; the next call then goes on waiting.
         """
+        newcomer = self.newcomer
         admitted = self._admission.admit(state)
+        if newcomer:
+            _report.takes_part(self._rank)
         if admitted is not None:
             self._collectives.begun = True
             self._collectives.grow(int(self._admission.info()["ranks"]))

@@ -6,12 +6,16 @@ import contextlib
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from .._environment import REPORT
 from ._process import Command
 
 HOST: Final = "127.0.0.1"
+NODE: Final = (sys.executable, "-m", "fptps")
+RANKS: Final = ("DMLC_WORKER_ID", "DMLC_SERVER_ID", "RANK")
+"""What names the rank of a process from the start. One that comes later has the rank that the scheduler gives it."""
 
 
 @contextlib.contextmanager
@@ -48,15 +52,22 @@ def cluster_commands(
     }
     for one in ("PORT", "FPTPS_DATA_PORT"):  # which all of them would ask for, and one would get
         shared.pop(one, None)
-    node = [sys.executable, "-m", "fptps"]
-    commands = [Command("scheduler", 0, [*node, "scheduler", "--quiet"], {**shared, "DMLC_ROLE": "scheduler"})]
+    shared.pop(REPORT, None)  # of a worker that runs a cluster of its own
+    commands = [Command("scheduler", 0, [*NODE, "scheduler", "--quiet"], {**shared, "DMLC_ROLE": "scheduler"})]
     for rank in range(servers):
         own = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(rank)}
-        commands.append(Command("server", rank, [*node, "server"], {**shared, **own}))
+        commands.append(Command("server", rank, [*NODE, "server"], {**shared, **own}))
     for rank in range(workers):
         own = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)}
         commands.append(Command("worker", rank, worker_arguments(rank), {**shared, **own}))
     return commands
+
+
+def later(command: Command, role: str = "", arguments: Sequence[str] = ()) -> Command:
+    """A process like another one, or with another role and program, that joins the cluster when it runs."""
+    environment = {name: value for name, value in command.environment.items() if name not in RANKS}
+    role = role or command.role
+    return Command(role, None, list(arguments) or command.arguments, {**environment, "DMLC_ROLE": role})
 
 
 def name_torch_group(commands: list[Command], port: int) -> None:

@@ -30,6 +30,11 @@ class Ending:
         self._plan = [(now, signal.SIGKILL)] if self._stopped else [(now, number), (now + self._kill, signal.SIGKILL)]
         self._begun = self._stopped = True
 
+    @property
+    def planned(self) -> bool:
+        """Whether signals are to be sent, or have been."""
+        return bool(self._plan)
+
     def due(self, now: float) -> int | None:
         """Returns the signal to send now, if any."""
         number = None

@@ -58,7 +58,8 @@ class LocalCluster:
             return run.results()
 
     def start(self, function: Callable[..., Any], *args: Any) -> Run:
-        """As run(), but returns as soon as all processes have been started."""
+        """As run(), but returns as soon as all processes have been started; Run.add_worker() and Run.add_server() start
+        more."""
         run = Run(self._workers, self._servers, self._timeout, self._environment, (function, args))
         self._runs.add(run)
         return run

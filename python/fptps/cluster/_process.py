@@ -11,17 +11,18 @@ class Command(NamedTuple):
     """A process to start."""
 
     role: str
-    rank: int
+    rank: int | None
     arguments: list[str]
     environment: dict[str, str]
 
 
-@dataclass
+@dataclass(eq=False)  # two may have the same name, and even the same pid, one after the other
 class Process:
     """A process of the cluster."""
 
     role: str
-    rank: int
+    rank: int | None
+    """None for a process that was started later, until it takes part: the scheduler gives it its rank."""
     pid: int
     returncode: int | None = None
     """None while it runs; the exit code, or the negative number of the signal that killed it."""
@@ -29,17 +30,31 @@ class Process:
     """This run has sent it a signal, so that its end is no failure."""
     spare: bool = field(default=False, repr=False)
     """The cluster may go on without it: a server or a worker, with FPTPS_RECOVERY=1."""
+    later: int = field(default=0, repr=False)
+    """Its number among those of its role that were started later, from 1; 0: it was there from the start."""
+    takes_part: bool = field(default=False, repr=False)
+    """For a worker with spare: it has joined, and was admitted if it came later."""
+    left: bool = field(default=False, repr=False)
+    """For a worker with spare: it has left the cluster in good order."""
+    replaced: bool = field(default=False, repr=False)
+    """Another one takes its place."""
 
     @property
     def name(self) -> str:
-        """Its role and rank: "scheduler", "server 0", "worker 3"."""
-        return name_of(self.role, self.rank)
+        """Its role and rank, "scheduler", "server 0", "worker 3"; or "worker +1": the first one started later, whatever
+        rank the scheduler gives it."""
+        return f"{self.role} +{self.later}" if self.later else name_of(self.role, self.rank)
 
     @property
     def died_alone(self) -> bool:
         """The cluster may go on without it, and it did not end itself with an error, as after a mistake."""
         code = self.returncode or 0
         return self.spare and (self.role == "server" or code < 0 or code > 128)
+
+    @property
+    def too_late(self) -> bool:
+        """A worker that was started later and has not taken part."""
+        return self.role == "worker" and self.later > 0 and not self.takes_part
 
     @property
     def exit_code(self) -> int:
@@ -56,6 +71,6 @@ class Process:
         return f"ended with exit code {self.returncode}"
 
 
-def name_of(role: str, rank: int) -> str:
+def name_of(role: str, rank: int | None) -> str:
     """A process's name in output and errors."""
     return role if role == "scheduler" else f"{role} {rank}"

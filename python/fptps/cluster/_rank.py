@@ -1,6 +1,6 @@
-"""One worker of a LocalCluster: `python -m fptps.cluster._rank FOLDER RANK` runs the function that the folder holds.
+"""One worker of a LocalCluster: `python -m fptps.cluster._rank TASK RESULT` runs the function that the file TASK holds.
 
-It leaves (value, exception, traceback, left open) in FOLDER/RANK.pickle, whole or not at all: the last tells whether a
+It leaves (value, exception, traceback, left open) in the file RESULT, whole or not at all: the last tells whether a
 KVWorker was not closed.
 """
 
@@ -14,14 +14,12 @@ from typing import Any
 import cloudpickle
 
 from .._session import left_open
-from ._run import TASK
 
 
-def main(folder: Path, rank: int) -> None:
+def main(source: Path, target: Path) -> None:
     """Calls the function and returns its outcome."""
-    target = folder / f"{rank}.pickle"
     try:
-        path, task = cloudpickle.loads((folder / TASK).read_bytes())
+        path, task = cloudpickle.loads(source.read_bytes())
         sys.path[:] = path  # where the function's modules are
         function, arguments = cloudpickle.loads(task)
         value = function(*arguments)
@@ -45,4 +43,4 @@ def _picklable(error: BaseException) -> Any | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

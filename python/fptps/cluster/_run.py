@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from .._extras import load
-from ..errors import FptpsError, NodeLostError, RankError, TimeoutError
-from ._commands import cluster_commands, reserved_port
-from ._process import Process, name_of
+from ..errors import ClosedError, FptpsError, NodeLostError, RankError, TimeoutError
+from ._commands import NODE, cluster_commands, later, reserved_port
+from ._folder import temporary_folder
+from ._process import Command, Process, name_of
 from ._supervisor import DRAIN_S, Supervisor
 
 KILL_S: Final = 3.0
 """How long the processes of a stopped run may take to end after SIGTERM: their results are not needed."""
 END_S: Final = 2 * KILL_S + DRAIN_S + 5.0
 """How long all processes take to end at most, after stop()."""
-TASK: Final = "task.pickle"
+
+RANK: Final = (sys.executable, "-m", "fptps.cluster._rank")
 
 _running: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
 class Outcome(NamedTuple):
-    """The outcome of the function on one rank: its value, or the exception that it raised."""
+    """The outcome of the function on one worker: its value, or the exception that it raised."""
 
     value: Any
     error: BaseException | None
@@ -49,11 +50,14 @@ class Run:
         self._end = time.monotonic() + timeout
         self._timeout = timeout
         self._outcomes: list[Outcome] | None = None
-        self._left_open: list[int] = []  # the ranks whose function returned without closing its KVWorker
-        self._pickles: dict[int, bytes] = {}  # the result file of each rank, once all processes have ended
+        self._left_open: list[Process] = []  # those whose function returned without closing its KVWorker
+        self._pickles: dict[Process, bytes] = {}  # the result file of each worker, once all processes have ended
         self._trouble: BaseException | None = None
         self._cloudpickle = load("cloudpickle", "testing", "LocalCluster")
-        self._task = self._cloudpickle.dumps((list(sys.path), self._cloudpickle.dumps(task)))
+        self._pickled = self._pickle(task)
+        self._worker: Command | None = None  # one of the commands of the workers
+        self._folder = Path()  # of functions and results, while the processes run
+        self._added = itertools.count(1)
         self._supervisor: Supervisor | None = None
         self._started = threading.Event()
         # The processes end with the thread that starts them, so a thread of this run's own starts them, waits for
@@ -67,7 +71,8 @@ class Run:
 
     @property
     def processes(self) -> list[Process]:
-        """All processes: role ("scheduler", "server", "worker"), rank, pid, and returncode once they have ended."""
+        """All processes: role ("scheduler", "server", "worker"), rank, pid, and returncode once they have ended. Those
+        that were added come last."""
         return [] if self._supervisor is None else list(self._supervisor.processes)
 
     def process(self, role: str, rank: int = 0) -> Process:
@@ -77,31 +82,53 @@ class Run:
                 return process
         raise KeyError(f"there is no {name_of(role, rank)}")
 
+    def add_worker(self, function: Callable[..., Any] | None = None, *args: Any) -> Process:
+        """Starts one more worker, for a cluster with FPTPS_RECOVERY=1 that trains; FPTPS_MAX_WORKERS has to permit it.
+
+        It calls function(*args), or without a function what the others call. It takes part once the others admit it
+        (KVWorker.admit); from then on the process has its rank, which is None before. Its result follows those of the
+        others. ClosedError if the run ends.
+        """
+        number = next(self._added)
+        task, result = self._folder / f"task +{number}", self._folder / f"result +{number}"
+        pickled = self._pickled if function is None else self._pickle((function, args))
+        with contextlib.suppress(FileNotFoundError):  # the run has ended
+            task.write_bytes(pickled)
+        return self._add("worker", [*RANK, str(task), str(result)])
+
+    def add_server(self) -> Process:
+        """Starts one more server, for a cluster with FPTPS_RECOVERY=1. ClosedError if the run ends."""
+        return self._add("server", [*NODE, "server"])
+
     def outcomes(self) -> list[Outcome]:
-        """Waits for the end of all processes and returns the outcome of each rank. TimeoutError as for results()."""
+        """Waits for the end of all processes and returns the outcome of each worker: by rank, and then those of added
+        ones, in the order in which they were added. TimeoutError as for results()."""
         if self._outcomes is None:
             self._join()
-            self._outcomes = [self._outcome(rank) for rank in range(self._workers)]
+            self._outcomes = [self._outcome(process) for process in self._all_workers()]
         return self._outcomes
 
     def results(self) -> list[Any]:
-        """Waits for the end of all processes and returns the results by rank. Errors as of LocalCluster.run().
+        """Waits for the end of all processes and returns the results by rank, and then those of added workers, in the
+        order in which they were added. Errors as of LocalCluster.run().
 
-        None is the result of a worker without which the cluster went on to its end (FPTPS_RECOVERY=1)."""
-        outcomes = self.outcomes()
+        None is the result of a worker without which the cluster went on to its end (FPTPS_RECOVERY=1), and of one that
+        was added too late to be admitted."""
+        outcomes = dict(zip(self._all_workers(), self.outcomes()))
         assert self._supervisor is not None
-        for rank in self._supervisor.missed():
-            outcomes[rank] = Outcome(None, None)
-        failed = [p.rank for p in self._supervisor.failures() if p.role == "worker"]
-        order = failed + [rank for rank in range(self._workers) if rank not in failed]
-        errors = [error for rank in order if (error := outcomes[rank].error) is not None]
-        own = [error for error in errors if not isinstance(error, NodeLostError)]
+        for process in self._all_workers():
+            lost = process.died_alone or isinstance(outcomes[process].error, NodeLostError)
+            if process.returncode and lost and self._supervisor.missed(process):
+                outcomes[process] = Outcome(None, None)
         failures = self._supervisor.failures()
+        first = [outcomes[p].error for p in failures if p.role == "worker"]
+        errors = [error for error in [*first, *(outcome.error for outcome in outcomes.values())] if error is not None]
+        own = [error for error in errors if not isinstance(error, NodeLostError)]
         if own:
             raise own[0]
         # If a process was killed, that is the cause: the other workers could not have closed in good order.
         if failures and self._left_open and not any(p.returncode and p.returncode < 0 for p in failures):
-            process = self.process("worker", self._left_open[0])
+            process = self._left_open[0]
             raise NodeLostError(
                 f"{process.name} (pid {process.pid}) ended without closing its KVWorker, so the others lost it: "
                 "use `with fptps.KVWorker()`, or call close()",
@@ -116,7 +143,7 @@ class Run:
                 role=process.role,
                 rank=process.rank,
             )
-        return [outcome.value for outcome in outcomes]
+        return [outcome.value for outcome in outcomes.values()]
 
     def stop(self) -> None:
         """Ends all processes that still run, and waits for their end."""
@@ -137,21 +164,43 @@ class Run:
 
     def _supervise(self, environment: Mapping[str, str]) -> None:
         try:
-            with reserved_port() as port, _folder() as folder:
-                (folder / TASK).write_bytes(self._task)
-                program = [sys.executable, "-m", "fptps.cluster._rank", str(folder)]
+            with reserved_port() as port, temporary_folder() as self._folder:
+                task = self._folder / "task"
+                task.write_bytes(self._pickled)
+                program = [*RANK, str(task)]
                 commands = cluster_commands(
-                    self._workers, self._servers, port, lambda rank: [*program, str(rank)], environment
+                    self._workers,
+                    self._servers,
+                    port,
+                    lambda rank: [*program, str(self._folder / f"result {rank}")],
+                    environment,
                 )
+                self._worker = commands[-1]
                 self._supervisor = Supervisor(commands, kill=KILL_S, started=self._started)
                 self._supervisor.run()
-                for rank in range(self._workers):
+                for process in self._all_workers():
+                    result = Path(self._supervisor.command(process).arguments[-1])
                     with contextlib.suppress(FileNotFoundError):  # it ended before
-                        self._pickles[rank] = (folder / f"{rank}.pickle").read_bytes()
+                        self._pickles[process] = result.read_bytes()
         except BaseException as error:
             self._trouble = error
         finally:
             self._started.set()
+
+    def _add(self, role: str, arguments: list[str]) -> Process:
+        if self._supervisor is not None and self._worker is not None:
+            if self._worker.environment.get("FPTPS_RECOVERY") != "1":
+                raise ValueError(
+                    "processes can be added to a cluster with FPTPS_RECOVERY=1: LocalCluster(environment=)"
+                )
+            process = self._supervisor.add(later(self._worker, role, arguments))
+            if process is not None:
+                return process
+        raise ClosedError("the run has ended, or ends: no process can be added")
+
+    def _pickle(self, task: tuple[Any, Any]) -> bytes:
+        """A function and its arguments, for _rank."""
+        return bytes(self._cloudpickle.dumps((list(sys.path), self._cloudpickle.dumps(task))))
 
     def _join(self) -> None:
         try:
@@ -166,18 +215,21 @@ class Run:
         if self._trouble is not None:
             raise FptpsError(f"the processes could not be run: {self._trouble}") from self._trouble
 
-    def _outcome(self, rank: int) -> Outcome:
-        process = self.process("worker", rank)
-        pickled = self._pickles.pop(rank, None)
+    def _all_workers(self) -> list[Process]:
+        """By rank, and then those that were added."""
+        return [process for process in self.processes if process.role == "worker"]
+
+    def _outcome(self, process: Process) -> Outcome:
+        pickled = self._pickles.pop(process, None)
         if pickled is None:
             text = f"{process.name} (pid {process.pid}) {process.how_it_ended()} before the function returned"
-            return Outcome(None, NodeLostError(text, role=process.role, rank=rank))
+            return Outcome(None, NodeLostError(text, role=process.role, rank=process.rank))
         try:
             value, error, trace, left_open = self._cloudpickle.loads(pickled)
         except Exception as problem:
             return Outcome(None, RankError(f"{process.name}: its result cannot be unpickled: {problem!r}"))
         if left_open:
-            self._left_open.append(rank)
+            self._left_open.append(process)
         if trace is None:
             return Outcome(value, None)
         cause = RankError(f"\n{process.name} (pid {process.pid}):\n{trace}")
@@ -185,16 +237,6 @@ class Run:
             return Outcome(None, cause)
         error.__cause__ = cause
         return Outcome(None, error)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A temporary folder. Unlike tempfile's, a forked child that ends does not remove it."""
-    folder = Path(tempfile.mkdtemp(prefix="fptps-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stop_all() -> None:

@@ -13,17 +13,24 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
+from .. import _report
+from .._environment import REPORT
 from .._node import NO_WORKERS
+from ._commands import later
 from ._ending import KILL_S, Ending
+from ._folder import temporary_folder
 from ._output import LineSplitter, Printer
 from ._process import Command, Process
+from ._restarts import Restarts
 
 GRACE_S: Final = 5.0
 """How long processes may take to end by themselves once one has failed."""
 DONE_S: Final = 4.0
 """How long the scheduler and servers may take to end by themselves once all workers have ended: they left together."""
+LATE_S: Final = 1.0
+"""How long workers that came too late for the training may take to end by themselves once it has ended."""
 PATIENCE_S: Final = 2.0
 """How long after a signal the processes that still run are named."""
 DRAIN_S: Final = 1.0
@@ -36,13 +43,32 @@ WITHOUT_WORKERS: Final = (-NO_WORKERS, 128 + NO_WORKERS)
 SPAWN: Final = str(Path(__file__).with_name("_spawn.py"))
 
 
+class _Start(NamedTuple):
+    """How a process was started."""
+
+    command: Command
+    time: float
+    report: Path | None
+    """What the worker notes: see _report."""
+
+
+class _Addition:
+    """A process that add() waits for."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.process: Process | None = None
+        self.handled = threading.Event()
+
+
 class Supervisor:
     """Runs processes to their end: passes on their output, and ends all of them when one fails.
 
     Each process leads a process group of its own, which ends with it. None outlives the thread that calls run(), even
     if that is killed. grace: how many seconds the others have to end by themselves when one fails, unless the cluster
     may go on without it; kill: how many from a signal to SIGKILL. keep_going: the others run on when one fails; the
-    run ends when all workers have ended.
+    run ends when all workers have ended. restarts: how many processes may be started in the places of those that have
+    died and without which the cluster may go on.
     """
 
     def __init__(
@@ -51,6 +77,7 @@ class Supervisor:
         grace: float = GRACE_S,
         kill: float = KILL_S,
         keep_going: bool = False,
+        restarts: int = 0,
         started: threading.Event | None = None,
         out: IO[str] | None = None,
         err: IO[str] | None = None,
@@ -59,7 +86,16 @@ class Supervisor:
         self.stopped_by: int | None = None
         self._commands = commands
         self._started = started or threading.Event()
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[Process, subprocess.Popen[bytes]] = {}
+        self._starts: dict[Process, _Start] = {}
+        self._folder: Path | None = None  # for reports
+        self._later: collections.Counter[str] = collections.Counter()  # how many were started later, by role
+        self._restarts = Restarts(restarts)
+        self._may_restart = restarts > 0
+        self._adding = threading.Lock()  # of the next two
+        self._additions: list[_Addition] = []
+        self._closed = False
+        self._late = Ending(kill)  # of workers that came too late for the training
         self._ended: list[Process] = []  # in the order in which they ended
         self._workers_left = True
         self._ending = Ending(kill)
@@ -76,6 +112,17 @@ class Supervisor:
     def run(self) -> int:
         """Starts all processes and returns when all have ended: the worst exit code of those that ended by themselves,
         0 if all ended well, 128 + n if stop(n) was called."""
+        folder = temporary_folder() if any(map(_spare, self._commands)) else contextlib.nullcontext()
+        try:
+            with folder as self._folder:
+                self._run()
+        finally:
+            with self._adding:
+                self._closed = True
+            self._add_all(start=False)
+        return self.exit_code()
+
+    def _run(self) -> None:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         try:
             for command in self._commands:
@@ -94,7 +141,6 @@ class Supervisor:
             os.close(self._wake_read)
             wake, self._wake_write = self._wake_write, -1
             os.close(wake)
-        return self.exit_code()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ends all processes by a signal, and `kill` seconds later, or when called again, by SIGKILL.
@@ -102,8 +148,26 @@ class Supervisor:
         For any thread, and for signal handlers; does not wait.
         """
         self._requests.append(number)
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):  # the pipe is closed, or full of wake-ups
             os.write(self._wake_write, b"\0")
+
+    def add(self, command: Command) -> Process | None:
+        """Starts one more process, which run() then treats as the others. None: the run ends. For other threads."""
+        addition = _Addition(command)
+        with self._adding:
+            if self._closed:
+                return None
+            self._additions.append(addition)
+        self._wake()
+        addition.handled.wait()
+        return addition.process
+
+    def command(self, process: Process) -> Command:
+        """How a process was started."""
+        return self._starts[process].command
 
     def exit_code(self) -> int:
         """What run() returns."""
@@ -113,39 +177,53 @@ class Supervisor:
 
     def failures(self) -> list[Process]:
         """The processes that failed by themselves, in the order in which they ended; without those that died in a
-        cluster that went on to its end without them. A worker that ended itself with an error counts."""
-        orderly = self._orderly()
-        return [p for p in self._ended if p.returncode and not p.asked and not (p.died_alone and orderly)]
+        cluster that went on to its end without them, were replaced, or came too late. A worker that ended itself with
+        an error counts, if none has replaced it."""
+        return [p for p in self._ended if p.returncode and not p.asked and not self.missed(p)]
 
-    def missed(self) -> list[int]:
-        """The ranks of the workers that died in a cluster that went on to its end without them."""
-        return [p.rank for p in self._ended if p.role == "worker" and p.died_alone and p.returncode and self._orderly()]
+    def missed(self, process: Process) -> bool:
+        """Whether a process died, or came too late, in a cluster that went on to its end without it."""
+        return self._orderly() and (process.died_alone or process.replaced or process.too_late)
 
     def joined(self) -> bool:
         """Whether the cluster was ever complete: its scheduler did not end for lack of workers."""
         return not any(p.role == "scheduler" and p.returncode in WITHOUT_WORKERS for p in self.processes)
 
+    def _over(self) -> bool:
+        """Whether the cluster has ended."""
+        return any(p.returncode is not None for p in self.processes if p.role == "scheduler")
+
     def _orderly(self) -> bool:
         """Whether the cluster has ended in good order."""
         return all(p.returncode == 0 for p in self.processes if p.role == "scheduler")
 
-    def _start(self, command: Command) -> None:
+    def _start(self, command: Command) -> Process:
+        environment, report = command.environment, None
+        if _spare(command) and command.role == "worker":
+            assert self._folder is not None
+            report = self._folder / str(len(self.processes))
+            report.touch()
+            environment = {**environment, REPORT: str(report)}
         started = subprocess.Popen(
             [sys.executable, "-I", "-S", SPAWN, str(os.getpid()), *command.arguments],
-            env=command.environment,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
         )
-        self._running[started.pid] = started
-        spare = command.role != "scheduler" and command.environment.get("FPTPS_RECOVERY") == "1"
-        process = Process(command.role, command.rank, started.pid, spare=spare)
+        process = Process(command.role, command.rank, started.pid, spare=_spare(command))
+        self._running[process] = started
+        self._starts[process] = _Start(command, time.monotonic(), report)
+        if command.rank is None:
+            self._later[command.role] += 1
+            process.later = self._later[command.role]
         self.processes.append(process)
         for pipe, printer in ((started.stdout, self._out), (started.stderr, self._err)):
             assert pipe is not None
             self._selector.register(pipe, selectors.EVENT_READ, (f"[{process.name}] ", LineSplitter(), printer))
+        return process
 
     def _pass_on(self, timeout: float) -> None:
         """Passes on the output that comes within the time."""
@@ -178,16 +256,21 @@ class Supervisor:
             # SIGPIPE is our own affair; the processes are to end as by any order.
             self._ending.stop(now, signal.SIGTERM if number == signal.SIGPIPE else number)
             self._patience = now + PATIENCE_S
+        ended = [process for process in self.processes if self._reap(process)]
         for process in self.processes:
-            if self._reap(process) and process.returncode and not process.asked:
-                self._tell(f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}")
-                if not self._keep_going and not process.spare:
-                    self._ending.expect(now, self._grace)
-        if self._workers_left and all(p.returncode is not None for p in self.processes if p.role == "worker"):
+            if process in ended or process.returncode is None:
+                self._read_report(process)
+        for process in ended:
+            if process.returncode and not process.asked:
+                self._died(process, now)
+        self._replace(now)
+        self._add_all(start=not self._ending.planned and not self._over())
+        workers = [p for p in self.processes if p.role == "worker"]
+        if self._workers_left and None not in [p.returncode for p in workers] and not self._restarts.planned("worker"):
             self._workers_left = False
             self._ending.expect(now, min(self._grace, DONE_S))
             for process in self.processes:
-                if process.pid in self._running and not process.asked:
+                if process in self._running and not process.asked:
                     os.kill(process.pid, NO_WORKERS)
         due = self._ending.due(now)
         names = ", ".join(p.name for p in self.processes if p.returncode is None)
@@ -199,6 +282,62 @@ class Supervisor:
             self._tell(f"fptps: still running, killed {self._kill:g} s after the signal, or by a second one: {names}")
             self._patience = None
 
+    def _died(self, process: Process, now: float) -> None:
+        """Plans a restart, where the cluster may go on without the process, or else the end."""
+        text = f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}"
+        if self._may_restart and process.spare and not process.left and not self._ending.planned:
+            process.replaced = self._restarts.plan(now, process, now - self._starts[process].time)
+            text += "" if process.replaced else ", and no restart is left"
+        self._tell(text)
+        # The others would wait for it, as the cluster was never complete.
+        stuck = self._may_restart and not process.replaced and not any(p.takes_part for p in self.processes)
+        if not self._keep_going and (stuck or not process.spare):
+            self._ending.expect(now, self._grace)
+
+    def _replace(self, now: float) -> None:
+        """Starts the processes that take the places of dead ones, and ends those that came too late."""
+        if self._ending.planned or self._over():
+            self._restarts.cancel()
+        if self._over() and self._orderly():
+            self._late.expect(now, LATE_S)
+        for dead in self._restarts.due(now):
+            command = self.command(dead)
+            begun = any(p.takes_part for p in self.processes)  # before, it takes the rank of the dead one
+            process = self._start(later(command) if begun else command)
+            left = "1 restart is" if self._restarts.left == 1 else f"{self._restarts.left} restarts are"
+            self._tell(
+                f"fptps: started {process.name} (pid {process.pid}) in the place of {dead.name}, which "
+                f"{dead.how_it_ended()}; {left} left"
+            )
+        due = self._late.due(now)
+        late = [p for p in self.processes if p.too_late and p.returncode is None]
+        if due is not None and late:
+            names = ", ".join(p.name for p in late)
+            self._tell(f"fptps: came too late for the training, ended by {signal.Signals(due).name}: {names}")
+            self._signal(due, late)
+
+    def _add_all(self, start: bool) -> None:
+        """Starts, or refuses, the processes that add() waits for."""
+        while self._additions:
+            with self._adding:
+                addition = self._additions.pop(0)
+            try:
+                addition.process = self._start(addition.command) if start else None
+            finally:
+                addition.handled.set()
+
+    def _read_report(self, process: Process) -> None:
+        """Reads what a worker has noted, while that may change."""
+        start = self._starts[process]
+        if start.report is None or (process.takes_part and process.returncode is None):
+            return
+        report = _report.read(start.report)
+        if report.rank is not None and not process.takes_part:
+            process.takes_part, process.rank = True, report.rank
+            if process.later:
+                self._tell(f"fptps: {process.name} (pid {process.pid}) takes part as worker {process.rank}")
+        process.left = report.left
+
     def _tell(self, text: str) -> None:
         self._write(self._err.lines, "", [text.encode()])
 
@@ -208,10 +347,10 @@ class Supervisor:
         if early and not self._orderly() and self.failures() and self.stopped_by is None:
             self._tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
 
-    def _signal(self, number: int) -> None:
-        """Sends a signal to every process that has not ended, and its group."""
-        for process in self.processes:
-            if process.pid in self._running:
+    def _signal(self, number: int, processes: list[Process] | None = None) -> None:
+        """Sends a signal to every process, or some, that has not ended, and its group."""
+        for process in self.processes if processes is None else processes:
+            if process in self._running:
                 process.asked = True
                 for each in (number, signal.SIGCONT):  # a stopped process reacts to SIGKILL alone
                     with contextlib.suppress(ProcessLookupError):
@@ -219,7 +358,7 @@ class Supervisor:
 
     def _reap(self, process: Process, wait: bool = False) -> bool:
         """Whether a process has ended just now. Its whole group ends then."""
-        started = self._running.get(process.pid)
+        started = self._running.get(process)
         if started is None:
             return False
         options = os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG)
@@ -231,7 +370,7 @@ class Supervisor:
         process.returncode = started.wait()
         if process.returncode in WITHOUT_WORKERS:
             process.asked = True
-        del self._running[process.pid]
+        del self._running[process]
         self._ended.append(process)
         return True
 
@@ -245,3 +384,8 @@ class Supervisor:
                 prefix, splitter, printer = key.data
                 self._write(printer.lines, prefix, splitter.end())
                 key.fileobj.close()  # type: ignore[union-attr]
+
+
+def _spare(command: Command) -> bool:
+    """Whether the cluster may go on without the process."""
+    return command.role != "scheduler" and command.environment.get("FPTPS_RECOVERY") == "1"

@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .. import stats
+from .. import _report, stats
 from .._arguments import default_timeout
 from .._environment import warn
 from .._session import Session
@@ -135,6 +135,8 @@ class Postoffice:
                     ticket = self._session.submit(self._session.core.ps_enter, None, customer_id)
             scheduler = os.environ.get("DMLC_ROLE", "worker") == "scheduler"
             ticket.result(math.inf if scheduler else default_timeout() + MARGIN_S)
+            if first:
+                _report.takes_part(self.rank)
         except BaseException:
             if first:
                 self._leave(orderly=False)
