@@ -36,10 +36,13 @@ import (
 const (
 	// brokenTime bounds how long a connection may be broken.
 	brokenTime = 3 * time.Second
-	// attemptTime bounds one attempt: its first packets may be lost, and TCP would send them again only after a second.
+	// connectTime bounds the connecting of one attempt: if its first packet is lost, TCP sends it again only after a second.
+	// attemptTime bounds all of an attempt.
+	connectTime = 400 * time.Millisecond
 	attemptTime = time.Second
-	// attemptEvery is the wait between two attempts.
-	attemptEvery = 50 * time.Millisecond
+	// Waits between attempts. The first is short: while a process that was killed ends, its listener may still take a connection.
+	firstWait = time.Millisecond
+	lastWait  = 50 * time.Millisecond
 	// futileTime bounds how long a connection may break again and again while none of its packets arrive.
 	futileTime = 10 * time.Second
 )
@@ -107,7 +110,8 @@ func (r *receiver) breakOff(c *conn, cause error) (fd int, number uint16, ok boo
 	if errors.Is(cause, io.EOF) && c.broken != nil {
 		cause = c.broken
 	}
-	finished := c.parser.goodbye && (c.goodbyeSent || !t.mu.leaving)
+	// After the peer's goodbye there may be nothing left to say to it; to this node's a peer that does not leave answers with its end.
+	finished := c.parser.goodbye && (c.goodbyeSent || !t.mu.leaving) || c.goodbyeSent && errors.Is(cause, io.EOF)
 	if t.mu.stopped || c.dropped || finished || c.fd < 0 || !isBreak(cause) || r.futile(c) {
 		return -1, 0, false
 	}
@@ -152,8 +156,8 @@ func (t *Transport) mend(c *conn, number uint16) {
 func (t *Transport) makeAgain(c *conn, number uint16) error {
 	ctx, cancel := context.WithTimeout(t.life, t.brokenTime)
 	defer cancel()
-	for {
-		err := t.attemptAgain(ctx, c)
+	for wait := firstWait; ; wait = min(2*wait, lastWait) {
+		err := t.attemptAgain(ctx, c, number)
 		if err == nil && c.session.dials || !t.stillWaits(c, number) {
 			return nil
 		}
@@ -164,7 +168,7 @@ func (t *Transport) makeAgain(c *conn, number uint16) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("not within %v (last: %v)", t.brokenTime, err)
-		case <-time.After(attemptEvery):
+		case <-time.After(wait):
 		}
 	}
 }
@@ -185,28 +189,24 @@ func (t *Transport) isBroken(c *conn) bool {
 	return t.mu.conns.byPeer[c.peer] == c && c.fd < 0 && c.session.next < 0
 }
 
-// attemptAgain connects to the listener of c's peer, to make c again or to be dialed.
-func (t *Transport) attemptAgain(ctx context.Context, c *conn) error {
+// attemptAgain connects to the listener of c's peer, to make c again or to be dialed. number is that of the socket that broke.
+func (t *Transport) attemptAgain(ctx context.Context, c *conn, number uint16) error {
 	s := c.session
 	if s.address == "" {
 		return &refusal{"its address is not known"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
-	d := net.Dialer{Control: t.config.control}
+	d := net.Dialer{Control: t.config.control, Timeout: connectTime}
 	socket, err := d.DialContext(ctx, "tcp", s.address)
 	if err != nil {
 		return err
 	}
 	hello := t.newHello(c.peer, s.incarnation)
-	hello.Received = s.received.Load()
-	t.mu.Lock()
-	if hello.Purpose = wire.Wake; s.dials {
-		s.number++
-		hello.Purpose = wire.Resume
+	hello.Purpose, hello.Socket, hello.Received = wire.Wake, number, s.received.Load()
+	if s.dials {
+		hello.Purpose, hello.Socket = wire.Resume, t.nextNumber(s)
 	}
-	hello.Socket = s.number
-	t.mu.Unlock()
 	sendHello := func(b []byte) error { _, err := socket.Write(b); return err }
 	return t.dialHandshake(ctx, socket.(stream), hello, sendHello, func(received uint32) error {
 		if !s.dials {
@@ -214,6 +214,14 @@ func (t *Transport) attemptAgain(ctx context.Context, c *conn) error {
 		}
 		return t.attach(c, socket.(stream), hello.Socket, received)
 	})
+}
+
+// nextNumber numbers another socket.
+func (t *Transport) nextNumber(s *session) uint16 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.number++
+	return s.number
 }
 
 // attach gives c, which is broken, its next socket. received is what the peer says has arrived there. The caller closes socket.

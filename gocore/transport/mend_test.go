@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -218,6 +219,27 @@ func TestGoodbyeAcrossBreaks(t *testing.T) {
 				t.Errorf("%d packets of %d", n, 5*runs)
 			}
 			l.check(t)
+		}
+	})
+}
+
+// Nobody takes the end of a connection after a goodbye, of one side or of both, for a break.
+func TestGoodbyeIsNoBreak(t *testing.T) {
+	enduring(t, func(t *testing.T) {
+		for both := range 2 {
+			nodes := mesh(t, nil, 8, 9, 11)
+			ctx, cancel := soon()
+			var leaving sync.WaitGroup
+			for _, n := range nodes[:1+2*both] {
+				leaving.Go(func() { n.Goodbye(ctx) })
+			}
+			leaving.Wait()
+			cancel()
+			for _, n := range nodes {
+				if s := n.Stats(); s.Rejected != 0 || s.Resumed != 0 {
+					t.Errorf("%+v", s)
+				}
+			}
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 const (
 	// ackPackets is the number of packets after which the peer gets an acknowledgement, ackTime after which time. If the loop
 	// would sleep, the peer gets it at once.
-	ackPackets = 64
+	ackPackets = 256
 	ackTime    = 2 * time.Millisecond
 	// keptPackets bounds what one connection keeps; more is not written until the peer has acknowledged some. One write
 	// may exceed it.
