@@ -22,7 +22,13 @@ from fptps.cluster._supervisor import SPAWN
 from .program import Program
 from .quantities import Hindrance, Link, Pair, Rate, TestBedError
 
-PACKAGES: Final = {"ip": "iproute2", "ss": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+PACKAGES: Final = {
+    "ip": "iproute2",
+    "ss": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
 """The tools and where they come from."""
 SBIN: Final = "/usr/sbin:/sbin"
 """Where tc is on Debian; not on the PATH of users other than root."""
