@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,7 +51,7 @@ const (
 // Endure makes TCP connections that break be made again; it is called on all nodes of a cluster or on none. addresses are those of the
 // listeners of the nodes that dial this one. It is called before Start, and later for further nodes.
 func (t *Transport) Endure(addresses map[uint32]string) {
-	for _, l := range append(t.others(), t) {
+	for _, l := range slices.Concat(t.others(), []*Transport{t}) {
 		l.mu.Lock()
 		all := maps.Clone(addresses)
 		maps.Copy(all, l.mu.addresses)
@@ -82,38 +83,42 @@ func isBreak(cause error) bool {
 	return false
 }
 
-// suspend gives up the socket of c, and has the connection made again. It reports false if c ends instead.
-func (r *receiver) suspend(c *conn, cause error) bool {
+// suspend gives up the socket of c, and has the connection made again; it returns nil then. If c ends instead, it returns why.
+func (r *receiver) suspend(c *conn, cause error) error {
 	if c.session == nil || !isBreak(cause) {
-		return false
+		return cause
 	}
-	fd, number, ok := r.breakOff(c, cause)
-	if !ok {
-		return false
+	fd, number, err := r.breakOff(c, cause)
+	if err != nil {
+		return err
 	}
 	r.closeSocket(fd)
 	c.parser.abandon(r.t.release)
 	c.parser = parser{peer: c.peer, goodbye: c.parser.goodbye}
 	r.t.handshakes.Add(1)
 	go r.t.mend(c, number)
-	return true
+	return nil
 }
 
-// breakOff takes the socket from c, and returns its number too. It reports false if c ends.
-func (r *receiver) breakOff(c *conn, cause error) (fd int, number uint16, ok bool) {
+// breakOff takes the socket from c, and returns its number too. The error is why c ends instead.
+func (r *receiver) breakOff(c *conn, cause error) (fd int, number uint16, err error) {
 	t, s := r.t, c.session
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c.writing {
 		t.writeEnded.Wait()
 	}
+	ended := cause
 	if errors.Is(cause, io.EOF) && c.broken != nil {
 		cause = c.broken
 	}
 	// After the peer's goodbye there may be nothing left to say to it; to this node's a peer that does not leave answers with its end.
 	finished := c.parser.goodbye && (c.goodbyeSent || !t.mu.leaving) || c.goodbyeSent && errors.Is(cause, io.EOF)
-	if t.mu.stopped || c.dropped || finished || c.fd < 0 || !isBreak(cause) || r.futile(c) {
-		return -1, 0, false
+	if t.mu.stopped || c.dropped || finished || c.fd < 0 || !isBreak(cause) {
+		return -1, 0, ended
+	}
+	if r.futile(c) {
+		return -1, 0, fmt.Errorf("it broke again and again for %v, and nothing arrived: %v", t.futileTime, cause)
 	}
 	if errors.Is(cause, io.EOF) {
 		cause = errClosed
@@ -121,7 +126,7 @@ func (r *receiver) breakOff(c *conn, cause error) (fd int, number uint16, ok boo
 	fd, c.fd = c.fd, -1
 	c.writable, c.readDone, c.broken, s.severed = false, false, cause, false
 	t.notifyChanged()
-	return fd, s.number, true
+	return fd, s.number, nil
 }
 
 // futile reports whether c has been broken again and again for long, and none of its packets have arrived meanwhile. mu is held.
@@ -131,7 +136,7 @@ func (r *receiver) futile(c *conn) bool {
 	if moved != s.moved || s.kept.len() == 0 && c.queue.empty() || s.series == 0 || now-s.mended > brokenTime {
 		s.moved, s.series = moved, now
 	}
-	return now-s.series > futileTime
+	return now-s.series > r.t.futileTime
 }
 
 // mend makes c, whose socket with this number is broken, again, or has the receive loop end it.

@@ -34,6 +34,56 @@ func TestEveryByteArrivesOnceAcrossBreaks(t *testing.T) {
 	})
 }
 
+// Each lane makes its own connections again.
+func TestLanesAcrossBreaks(t *testing.T) {
+	enduring(t, func(t *testing.T) {
+		const lanes, runs = 3, 100
+		rng := seeded(t, rand.Uint64())
+		nodes, hs := laned(t, lanes, func(n *node) { wear(t, n, rng, 30, lanes) })
+		for tensor := range uint32(runs) {
+			for lane := range lanes {
+				for i, n := range nodes {
+					to := nodes[1-i].id
+					n.Lane(lane).Send(to, Outgoing{Header: contrib(tensor, 0), Data: fill(make([]byte, 3*wire.PacketBytes), n.id, tensor)})
+				}
+			}
+		}
+		for lane, pair := range hs {
+			for _, h := range pair {
+				for i, a := range h.untilArrived(t, 3*runs) {
+					if err := checkContent(a.peer, &a.header, a.payload); err != nil || a.header.Tensor != uint32(i/3) || a.header.Packet != uint32(i%3) {
+						t.Fatalf("lane %d: tensor %d, packet %d in place %d, %v", lane, a.header.Tensor, a.header.Packet, i, err)
+					}
+				}
+			}
+		}
+		if nodes[0].Stats().Resumed == 0 {
+			t.Error("nothing broke")
+		}
+	})
+}
+
+// A connection that is made again, but breaks each time before anything arrives, is lost after a while.
+func TestConnectionThatIsMadeAgainInVainIsLost(t *testing.T) {
+	enduring(t, func(t *testing.T) {
+		var f *flaky
+		nodes := mesh(t, func(n *node) {
+			n.futileTime = 50 * time.Millisecond
+			if n.id == 8 {
+				f = wear(t, n, seeded(t, 1), 1<<40, 1)
+			}
+		}, 8, 9)
+		f.mu.Lock()
+		f.most = 500 // a handshake gets through, a packet does not
+		f.mu.Unlock()
+		f.breakAll()
+		nodes[1].Send(8, Outgoing{Header: contrib(1, 0), Data: make([]byte, wire.PacketBytes)})
+		if err := nodes[1].h.untilLost(t, 8); err == nil || !strings.Contains(err.Error(), "again and again for 50ms") {
+			t.Errorf("lost with %v", err)
+		}
+	})
+}
+
 // What a node has sent is released without an answer; few packets are needed for that.
 func TestAcknowledgementsRelease(t *testing.T) {
 	enduring(t, func(t *testing.T) {

@@ -332,7 +332,7 @@ func (r *receiver) handleEOF(c *conn) {
 // endConn closes c, drops its queue and calls Handler.Lost, unless c can be made again. cause is io.EOF if the peer
 // closed; remove decides whether that was orderly.
 func (r *receiver) endConn(c *conn, cause error) {
-	if r.suspend(c, cause) {
+	if cause = r.suspend(c, cause); cause == nil {
 		return
 	}
 	t := r.t

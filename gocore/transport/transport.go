@@ -49,9 +49,10 @@ type Transport struct {
 	uplink      report    // the least time that packets to any other host wait on their way
 
 	handshakeTimeout time.Duration // from accept to the answer
-	brokenTime       time.Duration // see mend.go
-	accepting        *pending      // handshakes that peers began
-	dialing          *pending      // handshakes that this node began
+	brokenTime       time.Duration // see mend.go, also for the next
+	futileTime       time.Duration
+	accepting        *pending // handshakes that peers began
+	dialing          *pending // handshakes that this node began
 	handshakes       sync.WaitGroup
 	strangers        hosts
 
@@ -120,7 +121,7 @@ func Listen(c Config) (*Transport, error) {
 // newTransport makes a lane without listeners.
 func newTransport(c Config) (*Transport, error) {
 	t := &Transport{
-		config: c, sys: kernel, count: &counters{}, began: time.Now(), handshakeTimeout: 5 * time.Second, brokenTime: brokenTime,
+		config: c, sys: kernel, count: &counters{}, began: time.Now(), handshakeTimeout: 5 * time.Second, brokenTime: brokenTime, futileTime: futileTime,
 		accepting: newPending(), dialing: newPending(),
 		stopping: make(chan struct{}), ended: make(chan struct{}),
 	}
