@@ -271,10 +271,11 @@ func (r *receiver) takeOver(c *conn) {
 	c.restore()
 	c.window.applied, c.flow.acked = 0, 0 // they are the socket's
 	finished := c.goodbyeSent
+	t.count.resumed.Add(1)
+	t.notifyChanged()
 	t.mu.Unlock()
 	r.releaseAcked()
 	s.mended = t.now()
-	t.count.resumed.Add(1)
 	if !s.logged {
 		s.logged = true
 		t.config.Log.Warn("data connection broke, and was made again; further times of this connection will only be counted",

@@ -35,6 +35,9 @@ func (w *writer) take(c *conn) {
 		limit = (n-1)*(wire.HeaderBytes+wire.PacketBytes) + 1
 		train = min(train, n)
 	}
+	if c.session != nil && c.session.kept.len() >= keptPackets { // what may be written all the same; see full
+		limit = 0
+	}
 	w.conn = c
 	c.writing = true
 	w.batch.fill(&c.queue, limit, train)
