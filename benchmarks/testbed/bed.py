@@ -7,6 +7,7 @@ with TestBed(workers=2, servers=2, rate="1gbit", rates={"server:0": "500mbit,100
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -29,6 +30,8 @@ from .usage import Sampler
 
 PORT: Final = 9000
 """Port of the scheduler, which is alone in its namespace."""
+DATA_PORT: Final = 9001
+"""Port of every node's data connections."""
 RATE: Final = "1gbit"
 
 
@@ -143,6 +146,14 @@ class TestBed:
         """Changes the rate of a node's link ("server:0", "100mbit" or "100mbit,1gbit"), also during a run."""
         self._change(Change(self._known(node), Rate.parse(rate)))
 
+    def reset(self, node: str) -> None:
+        """Resets a node's data connections."""
+        self._open.reset(self._known(node), DATA_PORT)
+
+    def cut(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which no packet passes between the nodes, as if their switch started anew."""
+        return self._open.cut()
+
     def address(self, node: str) -> str:
         """A node's IP address."""
         return self._open.address(self._known(node))
@@ -205,7 +216,8 @@ class TestBed:
         """The same command, in the namespace of its node."""
         network = self._open
         node = command.role if command.role == "scheduler" else f"{command.role}:{command.rank}"
-        environment = {**command.environment, "DMLC_PS_ROOT_URI": network.address("scheduler")}
+        own = {"DMLC_PS_ROOT_URI": network.address("scheduler"), "FPTPS_DATA_PORT": str(DATA_PORT)}
+        environment = {**command.environment, **own}
         del environment["DMLC_NODE_HOST"]  # of this machine; a process at its node finds its own
         environment.pop("DMLC_INTERFACE", None)
         rate = network.rates[node]

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,13 @@ from fptps.cluster._supervisor import SPAWN
 from .program import Program
 from .quantities import Hindrance, Link, Pair, Rate, TestBedError
 
-PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+PACKAGES: Final = {
+    "ip": "iproute2",
+    "ss": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
 """The tools and where they come from."""
 SBIN: Final = "/usr/sbin:/sbin"
 """Where tc is on Debian; not on the PATH of users other than root."""
@@ -208,6 +214,21 @@ class Network:
             raise ValueError(f"the link of {node} is not shaped")
         self._shape("change", {node: rate})
         self.rates[node] = rate
+
+    def reset(self, node: str, port: int) -> None:
+        """Resets the node's TCP connections from and to a port. The kernel needs CONFIG_INET_DIAG_DESTROY."""
+        ends = ["(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")"]
+        run_all([([*self.enter(node), tool("ss"), "--kill", "--tcp", "state", "connected", *ends], "")])
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Within this block no packet passes the bridge."""
+        command = [*self._bridge, tool("ip"), "link", "set", "dev", "br0"]
+        run_all([([*command, "down"], "")])
+        try:
+            yield
+        finally:
+            run_all([([*command, "up"], "")])
 
     def counters(self) -> dict[Link, int]:
         """Bytes that each link has carried; queued and dropped bytes are not counted."""

@@ -156,6 +156,7 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	self := transport.Identity{ID: uint32(view.Self), Incarnation: view.Me().Incarnation, Token: view.Token}
 	n.recordIncarnations(view.Members...)
 	n.Office.Link(tr, slices.Concat(dial, accept)...) // before any of them can send
+	endure(tr, view)
 	tr.Start(self, incarnations(view, accept), payloadRate(view.Me().LinkRate), handlers...)
 	for i := range handlers {
 		if err := n.connectLane(ctx, tr.Lane(i), view, dial, accept); err != nil {
@@ -364,6 +365,18 @@ func exchangesTensors(a, b cluster.Member, aggregators []uint32) bool {
 // workerAndServer reports whether two nodes are a worker and a server, which exchange messages of apps.
 func workerAndServer(a, b cluster.Member) bool {
 	return a.Role == cluster.RoleWorker && b.Role == cluster.RoleServer || a.Role == cluster.RoleServer && b.Role == cluster.RoleWorker
+}
+
+// endure has broken connections made again, in a cluster that goes on after deaths: there a node that is taken for dead is lost for good.
+func endure(tr *transport.Transport, view cluster.View) {
+	if !view.Recovers {
+		return
+	}
+	addresses := map[uint32]string{}
+	for _, m := range view.Members {
+		addresses[uint32(m.ID)] = dataAddress(m)
+	}
+	tr.Endure(addresses)
 }
 
 func incarnations(view cluster.View, ids []int) map[uint32]uint64 {

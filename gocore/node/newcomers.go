@@ -38,6 +38,7 @@ func (n *Node) link(ctx context.Context, m cluster.Member) error {
 	}
 	n.recordIncarnations(m)
 	n.Office.Link(tr, m.ID) // before any packet of it can arrive
+	tr.Endure(map[uint32]string{uint32(m.ID): dataAddress(m)})
 	for i := 0; tr.Lane(i) != nil; i++ {
 		lane := tr.Lane(i)
 		if !dials(me, m) {

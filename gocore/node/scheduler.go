@@ -81,6 +81,7 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	n.mu.Unlock()
 	n.recordIncarnations(view.Members...)
 	n.Office.Link(tr, nodes...)
+	endure(tr, view)
 	tr.Start(transport.Identity{ID: handler.Self, Incarnation: view.Me().Incarnation, Token: view.Token}, incarnations(view, nodes), 0, plane{handler, n.Office})
 	close(n.connected)
 	go n.guard(func() error { n.awaitConnections(tr, runner, nodes); return nil })

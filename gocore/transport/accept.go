@@ -96,26 +96,59 @@ func (t *Transport) shakeHands(c stream) {
 	}
 	lane := t.Lane(int(hello.Lane))
 	reason := t.checkHello(&hello)
+	var err error
 	switch {
 	case reason != "":
 	case lane == nil:
 		reason = fmt.Sprintf("%s has no lane %d: the nodes know different link rates", name(t.self.ID), hello.Lane)
+	case hello.Purpose == wire.Resume:
+		reason, err = lane.resume(c, &hello)
+	case hello.Purpose == wire.Wake:
+		if reason = lane.sever(&hello); reason == "" {
+			_, err = c.Write(wire.PutAnswer(""))
+		}
 	default:
-		reason = lane.reserve(hello.ID)
+		reason, err = lane.welcome(c, &hello)
 	}
 	if reason != "" {
-		t.reject(c, errors.New(reason))
-		c.Write(wire.PutAnswer(reason)) // if it is lost, the peer sees only the end of the connection
-		return
-	}
-	defer lane.unreserve(hello.ID)
-	memory, err := lane.sendWelcome(c)
-	if err == nil {
-		err = lane.establish(hello.ID, c, memory)
+		err = errors.New(reason)
 	}
 	if err != nil {
 		t.reject(c, err)
 	}
+	if reason != "" {
+		c.Write(wire.PutAnswer(reason)) // if it is lost, the peer sees only the end of the connection
+	}
+}
+
+// welcome makes a connection with the sender of h. It returns the reason of a refusal, "" on success.
+func (t *Transport) welcome(c stream, h *wire.Hello) (reason string, err error) {
+	var s *session
+	if _, local := c.(*rights); !local {
+		if h.Purpose != t.purpose() {
+			return "the nodes disagree on whether the cluster recovers (FPTPS_RECOVERY)", nil
+		}
+		s = t.newSession(h)
+	}
+	if reason := t.reserve(h.ID); reason != "" {
+		return reason, nil
+	}
+	defer t.unreserve(h.ID)
+	memory, err := t.sendWelcome(c)
+	if err != nil {
+		return "", err
+	}
+	return "", t.establish(h.ID, c, memory, s)
+}
+
+// newSession makes the session of a connection that the sender of h has dialed; nil if connections have none.
+func (t *Transport) newSession(h *wire.Hello) *session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.addresses == nil {
+		return nil
+	}
+	return newSession(false, t.mu.addresses[h.ID], h.Incarnation)
 }
 
 // sendWelcome accepts the handshake, and maps the shared memory that came with it.
@@ -148,6 +181,9 @@ func (t *Transport) checkHello(h *wire.Hello) string {
 	if h.To != t.self.ID || h.ToIncarnation != t.self.Incarnation {
 		return fmt.Sprintf("this is %s (incarnation %x), not %s (incarnation %x)",
 			name(t.self.ID), t.self.Incarnation, name(h.To), h.ToIncarnation)
+	}
+	if h.Purpose == wire.Wake { // this node has dialed the peer, and does not expect it
+		return ""
 	}
 	t.mu.Lock()
 	incarnation, ok := t.mu.expect[h.ID]
@@ -196,13 +232,14 @@ func (t *Transport) unreserve(peer uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.mu.reserved, peer)
+	t.notifyChanged()
 }
 
 // establish hands c, whose handshake is done, to the loops, with memory if that replaces
-// the socket as the carrier of the bytes. They use a copy of the descriptor that Go's
+// the socket as the carrier of the bytes, and with s if it is made again when it breaks. They use a copy of the descriptor that Go's
 // poller does not watch; the caller closes c.
-func (t *Transport) establish(peer uint32, c stream, memory *shm) (err error) {
-	fd := -1
+func (t *Transport) establish(peer uint32, c stream, memory *shm, s *session) (err error) {
+	fd, remote := -1, false
 	defer func() {
 		if err == nil {
 			return
@@ -214,26 +251,19 @@ func (t *Transport) establish(peer uint32, c stream, memory *shm) (err error) {
 			memory.close()
 		}
 	}()
-	if fd, err = duplicate(c); err != nil {
-		return fmt.Errorf("duplicate of the socket: %w", err)
+	if memory != nil {
+		fd, err = duplicate(c)
+	} else {
+		fd, remote, err = t.openSocket(c)
 	}
-	remote := false
-	if memory == nil {
-		remote = t.sys.isRemote(c)
-		if err := limitUnsent(fd, remote); err != nil {
-			return fmt.Errorf("bound of unsent bytes: %w", err)
-		}
-		if remote {
-			if err := noticeVanishing(fd); err != nil {
-				return fmt.Errorf("bound of silence: %w", err)
-			}
-		}
+	if err != nil {
+		return err
 	}
 	addr := c.RemoteAddr().String()
 	if memory != nil {
 		addr = "shared memory"
 	}
-	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, parser: parser{peer: peer}, path: capacity{late: true}}
+	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, session: s, parser: parser{peer: peer}, path: capacity{late: true}}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()
@@ -246,6 +276,26 @@ func (t *Transport) establish(peer uint32, c stream, memory *shm) (err error) {
 	t.mu.Unlock()
 	t.wake(wake)
 	return nil
+}
+
+// openSocket copies the descriptor of c, and sets its options for the loops.
+func (t *Transport) openSocket(c stream) (fd int, remote bool, err error) {
+	if fd, err = duplicate(c); err != nil {
+		return -1, false, err
+	}
+	remote = t.sys.isRemote(c)
+	if err = limitUnsent(fd, remote); err != nil {
+		err = fmt.Errorf("bound of unsent bytes: %w", err)
+	} else if remote {
+		if err = noticeVanishing(fd); err != nil {
+			err = fmt.Errorf("bound of silence: %w", err)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, false, err
+	}
+	return fd, remote, nil
 }
 
 // leavesHost reports whether the peer of c is on another host.
@@ -261,5 +311,8 @@ func duplicate(c stream) (fd int, err error) {
 		return -1, err
 	}
 	e := raw.Control(func(p uintptr) { fd, err = unix.FcntlInt(p, unix.F_DUPFD_CLOEXEC, 0) })
-	return fd, errors.Join(e, err)
+	if err = errors.Join(e, err); err != nil {
+		return -1, fmt.Errorf("duplicate of the socket: %w", err)
+	}
+	return fd, nil
 }

@@ -22,6 +22,7 @@ func (t *Transport) stop(err error) (first, started bool) {
 	t.mu.failure = err
 	wakeSender, wakeReceiver := t.wakeSender(), t.wakeReceiver()
 	close(t.stopping)
+	t.endLife()
 	t.mu.Unlock()
 	t.wake(wakeSender)
 	t.wake(wakeReceiver)
@@ -88,10 +89,11 @@ func (t *Transport) tearDown() {
 	for _, c := range conns {
 		t.receiver.close(c)
 		t.drop(&c.queue)
+		c.session.releaseKept(t.release)
 		c.parser.abandon(t.release)
 	}
 	t.drop(&local)
-	for _, o := range slices.Concat(t.sender.unreleased, t.shortcut.unreleased, t.receiver.out.unreleased) {
+	for _, o := range slices.Concat(t.sender.unreleased, t.shortcut.unreleased, t.receiver.out.unreleased, t.receiver.acked) {
 		t.release(o)
 	}
 	t.closePollers()
@@ -100,7 +102,9 @@ func (t *Transport) tearDown() {
 // drop releases the runs of a queue. mu is not held.
 func (t *Transport) drop(q *queue) {
 	q.drain(func(r *run) {
-		t.count.dropped.Add(1)
+		if r.Header.Kind != wire.Ack {
+			t.count.dropped.Add(1)
+		}
 		t.release(r.Owner)
 	})
 }

@@ -10,15 +10,17 @@ import (
 // conn is one established connection.
 type conn struct {
 	peer   uint32
-	fd     int    // closed by the receive loop alone, while no thread writes
+	fd     int    // set and closed by the receive loop alone, while no thread writes; -1 while the connection is broken
 	shm    *shm   // carries the bytes in place of fd on this host; nil for a TCP connection
 	remote bool   // on another host, so that its packets use a link
 	addr   string // of the peer, for the log
 
+	session *session // of a connection that is made again when it breaks; else nil
+
 	// Used by the receive loop alone.
-	parser  parser
-	adopted bool // added to both epolls
-	lag     lag
+	parser parser
+	met    bool // the receive loop knows it
+	lag    lag
 
 	waits  report // how long the peer's packets have waited on their way here: at least, or in the mean
 	least  report // at least
@@ -39,7 +41,7 @@ type conn struct {
 	writing     bool     // a thread owns fd for a write; see doc.go
 	goodbyeSent bool     // this node has written its Goodbye, and writes nothing more
 	readDone    bool     // the peer's Goodbye and end of stream were read, but this node has not sent its Goodbye yet
-	broken      error    // why a write failed
+	broken      error    // why a write failed, or why the connection is broken
 	dropped     bool     // Drop was called; set before the connection enters the inbox
 }
 
@@ -118,6 +120,9 @@ func (t *connSet) choose(now time.Duration) choice {
 		}
 		if !n.writable && !n.shmWritable() {
 			c.blocked = true
+			continue
+		}
+		if n.full() { // acknowledgements arrive without an event for the send loop, and the receive loop then writes
 			continue
 		}
 		u := n.queue.urgency()

@@ -77,8 +77,20 @@ func (t *Transport) attempt(ctx context.Context, peer uint32, incarnation uint64
 	if err != nil {
 		return err
 	}
-	sendHello := func(hello []byte) error { _, err := c.Write(hello); return err }
-	return t.dialHandshake(ctx, c.(stream), peer, incarnation, sendHello, func() (*shm, error) { return nil, nil })
+	hello := t.newHello(peer, incarnation)
+	var s *session
+	if hello.Purpose = t.purpose(); hello.Purpose == wire.Endure {
+		s = newSession(true, addr, incarnation)
+	}
+	sendHello := func(b []byte) error { _, err := c.Write(b); return err }
+	return t.dialHandshake(ctx, c.(stream), hello, sendHello, func(uint32) error { return t.establish(peer, c.(stream), nil, s) })
+}
+
+// newHello makes the Hello of this node and lane to a peer.
+func (t *Transport) newHello(peer uint32, incarnation uint64) wire.Hello {
+	hello := wire.NewHello(t.self.ID, t.self.Incarnation, peer, incarnation, t.self.Token)
+	hello.Lane = t.lane
+	return hello
 }
 
 // attemptShm offers shared memory to a peer on this host.
@@ -103,14 +115,20 @@ func (t *Transport) attemptShm(ctx context.Context, peer uint32, incarnation uin
 	}
 	defer o.close()
 	sendHello := func(hello []byte) error { return r.send(hello, append([]int{o.fd}, t.wakeFds()...)...) }
-	return t.dialHandshake(ctx, r, peer, incarnation, sendHello, func() (*shm, error) { return o.accepted(r) })
+	return t.dialHandshake(ctx, r, t.newHello(peer, incarnation), sendHello, func(uint32) error {
+		memory, err := o.accepted(r)
+		if err != nil {
+			return err
+		}
+		return t.establish(peer, r, memory, nil)
+	})
 }
 
-// dialHandshake is the dialing side of a handshake over c, which it closes. It has no
-// deadline but ctx: after a timeout of its own, a node could not know whether the peer
+// dialHandshake is the dialing side of a handshake over c, which it closes. If the peer accepts, it calls accepted, with the number of
+// packets that have arrived there. It has no deadline but ctx: after a timeout of its own, a node could not know whether the peer
 // considers it connected.
-func (t *Transport) dialHandshake(ctx context.Context, c stream, peer uint32, incarnation uint64,
-	sendHello func(hello []byte) error, accept func() (*shm, error)) error {
+func (t *Transport) dialHandshake(ctx context.Context, c stream, hello wire.Hello,
+	sendHello func(hello []byte) error, accepted func(received uint32) error) error {
 	if !t.dialing.add(c, time.Now()) {
 		return errStopped
 	}
@@ -118,21 +136,16 @@ func (t *Transport) dialHandshake(ctx context.Context, c stream, peer uint32, in
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { fault.Catch(c.Close) })()
 
-	hello := wire.NewHello(t.self.ID, t.self.Incarnation, peer, incarnation, t.self.Token)
-	hello.Lane = t.lane
 	var b [wire.HelloBytes]byte
 	hello.Put(b[:])
 	if err := sendHello(b[:]); err != nil {
 		return err
 	}
-	if err := readAnswer(c); err != nil {
-		return err
-	}
-	memory, err := accept()
+	received, err := readAnswer(c)
 	if err != nil {
 		return err
 	}
-	return t.establish(peer, c, memory)
+	return accepted(received)
 }
 
 // isLocal reports whether addr is an address of this host.
@@ -157,22 +170,22 @@ func isLocal(ctx context.Context, addr string) bool {
 	return false
 }
 
-// readAnswer reads the answer to a Hello; nil means accepted.
-func readAnswer(r io.Reader) error {
+// readAnswer reads the answer to a Hello; without an error the peer accepts.
+func readAnswer(r io.Reader) (received uint32, err error) {
 	var b [wire.AnswerBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
-		return fmt.Errorf("closed before its answer: %w", err)
+		return 0, fmt.Errorf("closed before its answer: %w", err)
 	}
-	n, err := wire.GetAnswer(b[:])
+	n, received, err := wire.GetAnswer(b[:])
 	if err != nil {
-		return &refusal{err.Error()}
+		return 0, &refusal{err.Error()}
 	}
 	if n == 0 {
-		return nil
+		return received, nil
 	}
 	reason := make([]byte, n)
 	if _, err := io.ReadFull(r, reason); err != nil {
-		return fmt.Errorf("closed in the middle of its refusal: %w", err)
+		return 0, fmt.Errorf("closed in the middle of its refusal: %w", err)
 	}
-	return &refusal{wire.GetReason(reason)}
+	return 0, &refusal{wire.GetReason(reason)}
 }

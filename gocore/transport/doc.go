@@ -11,7 +11,8 @@
 //     its batch (batch.go), encodes their headers and writes all of them with one system
 //     call, straight from Outgoing.Data. Packets that the kernel does not take return to
 //     the heap, where more urgent ones may overtake them; only a partly written packet
-//     stays at the front. After the last byte of a run its Owner is released.
+//     stays at the front. After the last byte of a run its Owner is released; see also
+//     below, on breaks.
 //  3. The receive loop (receiver.go, a thread of its own) learns of bytes from epoll,
 //     reads a header (parser.go), asks Handler.Place where the payload goes, and reads
 //     the payload there together with the next header. Then it calls Handler.Arrived.
@@ -51,6 +52,13 @@
 //
 // A read error, or the end of the peer's stream, leads to Transport.remove from every
 // state.
+//
+// # Breaks
+//
+// In a cluster that recovers, a connection over TCP outlives its socket (mend.go). Packets that
+// were written are kept until the peer has acknowledged them (session.go), and only then is their
+// Owner released. When the socket ends without a goodbye, the receive loop closes it, a goroutine
+// makes another one, and what was lost returns to the heap. Nobody above notices.
 //
 // # The life of a connection
 //

@@ -25,8 +25,8 @@ type Outgoing struct {
 	// released and must not change before. It is empty for wire.Empty and for a Sum of
 	// zeros.
 	Data []byte
-	// Owner, if not nil, is released after the kernel has taken the last byte of Data,
-	// or when the run is dropped because its connection ended.
+	// Owner, if not nil, is released after the kernel has taken the last byte of Data, over a connection that is made
+	// again when it breaks (Endure) once the peer has it, or when the run is dropped because its connection ended.
 	Owner Releaser
 }
 

@@ -31,7 +31,11 @@ func connect(t testing.TB, n *node) *net.TCPConn {
 }
 
 func helloTo(n *node, id uint32) wire.Hello {
-	return wire.NewHello(id, incarnation(id), n.id, incarnation(n.id), token)
+	h := wire.NewHello(id, incarnation(id), n.id, incarnation(n.id), token)
+	if kitEndures {
+		h.Purpose = wire.Endure
+	}
+	return h
 }
 
 // shake sends h and returns the answer, nil if accepted.
@@ -39,7 +43,8 @@ func shake(c *net.TCPConn, h wire.Hello) error {
 	var b [wire.HelloBytes]byte
 	h.Put(b[:])
 	c.Write(b[:])
-	return readAnswer(c)
+	_, err := readAnswer(c)
+	return err
 }
 
 // puppet is a peer of n with the given id; the test controls its socket.
@@ -298,7 +303,7 @@ func TestHandshakeWaitsForStart(t *testing.T) {
 	h.Put(b[:])
 	c.Write(b[:])
 	server.start(9)
-	if err := readAnswer(c); err != nil {
+	if _, err := readAnswer(c); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := soon()

@@ -164,7 +164,7 @@ func (r *recorder) until(t testing.TB, name string, met func() bool) {
 		select {
 		case <-changed:
 		case <-timer.C:
-			t.Fatalf("node %d waited in vain for %s", r.id, name)
+			t.Fatalf("node %d waited in vain for %s; ends %v, failure %v", r.id, name, r.ends, r.failure)
 		}
 	}
 }
@@ -190,6 +190,14 @@ type node struct {
 	id      uint32
 	h       *recorder
 	puppets []uint32 // expected too, for the test to connect
+	front   string   // the address that others dial instead of its own
+}
+
+func (n *node) dialed() string {
+	if n.front != "" {
+		return n.front
+	}
+	return n.addr()
 }
 
 func (n *node) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.Port())) }
@@ -200,6 +208,9 @@ func listen(t testing.TB, id uint32, prepare func(*node)) *node {
 	tr, err := Listen(Config{Host: "127.0.0.1", SharedMemory: kitSharedMemory})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if kitEndures {
+		tr.Endure(map[uint32]string{})
 	}
 	n := &node{Transport: tr, id: id, h: newRecorder(id)}
 	if prepare != nil {
@@ -230,12 +241,21 @@ func mesh(t testing.TB, prepare func(*node), ids ...uint32) []*node {
 	}
 	ctx, cancel := soon()
 	defer cancel()
+	if kitEndures {
+		addresses := map[uint32]string{}
+		for _, n := range nodes {
+			addresses[n.id] = n.dialed()
+		}
+		for _, n := range nodes {
+			n.Endure(addresses)
+		}
+	}
 	var dials sync.WaitGroup
 	for i, n := range nodes {
 		n.start(ids[i+1:]...)
 		for _, peer := range nodes[:i] {
 			dials.Go(func() {
-				if err := n.Dial(ctx, peer.id, incarnation(peer.id), peer.addr()); err != nil {
+				if err := n.Dial(ctx, peer.id, incarnation(peer.id), peer.dialed()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -287,11 +307,22 @@ func seeded(t testing.TB, seed uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 42))
 }
 
-// kitShare is how the nodes of tests connect; bothWays changes it.
-var kitSharedMemory = SharedMemoryNever
+// How the nodes of tests connect; overTCPAndShm and enduring change it.
+var (
+	kitSharedMemory = SharedMemoryNever
+	kitEndures      = false
+)
 
-// overTCPAndShm runs a test over TCP and over shared memory.
+// enduring runs a test with connections that are made again when they break.
+func enduring(t *testing.T, test func(t *testing.T)) {
+	kitEndures = true
+	defer func() { kitEndures = false }()
+	test(t)
+}
+
+// overTCPAndShm runs a test over TCP, with connections that are made again when they break and others, and over shared memory.
 func overTCPAndShm(t *testing.T, test func(t *testing.T)) {
+	t.Run("enduring", func(t *testing.T) { enduring(t, test) })
 	for name, mode := range map[string]SharedMemory{"tcp": SharedMemoryNever, "shared memory": SharedMemoryAlways} {
 		t.Run(name, func(t *testing.T) {
 			kitSharedMemory = mode

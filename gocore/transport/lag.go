@@ -100,10 +100,11 @@ func (r *report) get(now, age time.Duration) (wait time.Duration, ok bool) {
 // clock is a time in us, modulo 2^32.
 func clock(now time.Duration) uint32 { return uint32(now / time.Microsecond) }
 
-// stamps are the fields of a header by which two hosts observe the path between them.
+// stamps are the fields of a header that say when it is written and what has arrived by then.
 type stamps struct {
-	sent, waited  uint32
+	sent, waited  uint32 // by these and the next two hosts observe the path between them
 	queue, uplink uint16
+	received      uint32 // see session.go
 }
 
 // stamps returns the stamps of packets that are written now. queue is the least time that packets to this host wait, and uplink
@@ -118,7 +119,7 @@ func (c *conn) stamps(now, queue, uplink time.Duration) stamps {
 
 // put sets the fields.
 func (s stamps) put(h *wire.Header) {
-	h.Sent, h.Waited, h.Queue, h.Uplink = s.sent, s.waited, s.queue, s.uplink
+	h.Sent, h.Waited, h.Queue, h.Uplink, h.Received = s.sent, s.waited, s.queue, s.uplink, s.received
 }
 
 // observe takes the fields of a header that has just arrived from another host.

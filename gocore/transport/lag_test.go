@@ -106,7 +106,7 @@ func TestStampsOfAPartlyWrittenHeader(t *testing.T) {
 	for time := uint32(1); !q.empty(); time++ {
 		b := &batches[time%2]
 		b.fill(&q, 1000, train)
-		vector, n := b.encode(stamps{time, time, uint16(time), uint16(time)})
+		vector, n := b.encode(stamps{sent: time, waited: time, queue: uint16(time), uplink: uint16(time)})
 		n = rng.IntN(min(n, 150) + 1)
 		left := n
 		for _, v := range vector {

@@ -18,7 +18,7 @@ func (t *Transport) Divide(n int) error {
 			}
 			return fault.New(fault.Config, "lane %d of the data plane: %v", i, err)
 		}
-		l.lane, l.count, l.sys, l.handshakeTimeout = uint16(i), t.count, t.sys, t.handshakeTimeout
+		l.lane, l.count, l.sys, l.handshakeTimeout, l.brokenTime, l.futileTime = uint16(i), t.count, t.sys, t.handshakeTimeout, t.brokenTime, t.futileTime
 		lanes = append(lanes, l)
 	}
 	t.mu.Lock()

@@ -11,12 +11,20 @@ import (
 
 // laned makes two nodes with so many lanes, each with a connection in every one; the
 // handlers of lane i are in hs[i].
-func laned(t *testing.T, lanes int) (nodes [2]*node, hs [][2]*recorder) {
+func laned(t *testing.T, lanes int, prepare ...func(*node)) (nodes [2]*node, hs [][2]*recorder) {
 	ids := [2]uint32{8, 9}
 	for i, id := range ids {
 		nodes[i] = listen(t, id, nil)
 		if err := nodes[i].Divide(lanes); err != nil {
 			t.Fatal(err)
+		}
+		for _, p := range prepare {
+			p(nodes[i])
+		}
+	}
+	if kitEndures {
+		for _, n := range nodes {
+			n.Endure(map[uint32]string{8: nodes[0].dialed(), 9: nodes[1].dialed()})
 		}
 	}
 	for range lanes {
@@ -32,7 +40,7 @@ func laned(t *testing.T, lanes int) (nodes [2]*node, hs [][2]*recorder) {
 	ctx, cancel := soon()
 	defer cancel()
 	for lane := range lanes {
-		if err := nodes[1].Lane(lane).Dial(ctx, 8, incarnation(8), nodes[0].addr()); err != nil {
+		if err := nodes[1].Lane(lane).Dial(ctx, 8, incarnation(8), nodes[0].dialed()); err != nil {
 			t.Fatal(err)
 		}
 		if err := nodes[0].Lane(lane).Await(ctx, []uint32{9}); err != nil {

@@ -10,7 +10,7 @@ import (
 
 // sink is what a parser calls: Began, and methods of Handler.
 type sink interface {
-	Began(h *wire.Header) // a header has arrived
+	Began(h *wire.Header) error // a header has arrived
 	Place(peer uint32, h *wire.Header) (Destination, error)
 	Arrived(peer uint32, h *wire.Header, l Destination) error
 }
@@ -96,7 +96,9 @@ func (p *parser) next(c *trainPacket, s sink) error {
 	if err := h.Get(c.next[:]); err != nil {
 		return err
 	}
-	s.Began(h)
+	if err := s.Began(h); err != nil {
+		return err
+	}
 	p.at, p.received = p.at+1, 0
 	if p.at >= p.n {
 		return p.begin(s)

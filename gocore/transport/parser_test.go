@@ -41,7 +41,7 @@ func (s *seen) Place(_ uint32, h *wire.Header) (Destination, error) {
 	return l, nil
 }
 
-func (s *seen) Began(*wire.Header) {}
+func (s *seen) Began(*wire.Header) error { return nil }
 
 func (s *seen) Arrived(_ uint32, h *wire.Header, l Destination) error {
 	if l.Owner != nil {
@@ -264,7 +264,7 @@ func (s *fixedSink) Place(uint32, *wire.Header) (Destination, error) {
 	return Destination{Bytes: s.place}, nil
 }
 
-func (s *fixedSink) Began(*wire.Header)                              {}
+func (s *fixedSink) Began(*wire.Header) error                        { return nil }
 func (s *fixedSink) Arrived(uint32, *wire.Header, Destination) error { s.arrived++; return nil }
 
 // mend corrects magic, version and checksum of the headers in a fuzzed stream, so that the

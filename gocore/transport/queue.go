@@ -41,10 +41,12 @@ func (r *run) init(m *Outgoing, seq uint64, order Schedule) {
 }
 
 // urgency orders packets by priority; at equal priority sums come first, because workers
-// wait for a sum, while a contribution may not be the last of its round. A probe comes after
+// wait for a sum, while a contribution may not be the last of its round. An acknowledgement comes first. A probe comes after
 // everything else; Goodbye ends a connection and comes last.
 func urgency(h *wire.Header) int64 {
 	switch h.Kind {
+	case wire.Ack:
+		return math.MaxInt64
 	case wire.Goodbye:
 		return math.MinInt64
 	case wire.Probe:

@@ -42,6 +42,8 @@ type receiver struct {
 	linked          uint64                 // bytes that have come from other hosts
 	out             writer                 // the writer of flush
 	probes          [wire.PacketBytes]byte // receives the payloads of probes, which nobody reads
+	acked           []Releaser             // of packets that a peer has acknowledged; see releaseAcked
+	nextAck         time.Time              // when peers get acknowledgements while the loop does not sleep
 	receivedPackets bool                   // packets have arrived since the last sleep
 	ownHeader       wire.Header            // header for Handler.Local; a field, to avoid an allocation
 }
@@ -86,10 +88,13 @@ func (r *receiver) loop() error {
 			r.handleInbox(c)
 		}
 		for _, e := range r.poller.drainWake(events) {
-			if c := r.conns[uint32(e.Fd)]; c != nil && c.shm == nil {
-				r.read(c)
-			} else if c != nil {
+			switch c := r.conns[uint32(e.Fd)]; {
+			case c == nil || c.fd < 0: // it has ended or broken in this pass
+			case c.shm != nil:
 				r.handleShmSocket(c)
+			default:
+				r.read(c)
+				r.acknowledgeMany(c)
 			}
 			r.flush()
 		}
@@ -97,8 +102,13 @@ func (r *receiver) loop() error {
 		if err := r.local(); err != nil {
 			return err
 		}
+		now := time.Now()
+		if now.After(r.nextAck) {
+			r.nextAck = now.Add(ackTime)
+			r.acknowledgeAll()
+		}
 		r.flush()
-		if now := time.Now(); !now.Before(r.nextTick) {
+		if !now.Before(r.nextTick) {
 			r.nextTick = now.Add(tickEvery)
 			r.t.handler.Tick(now)
 		}
@@ -106,11 +116,11 @@ func (r *receiver) loop() error {
 }
 
 // sleep waits for events. If packets have just arrived, more are likely to follow soon, so it
-// first waits without giving up its place in Go's scheduler.
+// first waits without giving up its place in Go's scheduler. If none do, it acknowledges what has arrived, in another pass.
 func (r *receiver) sleep() ([]unix.EpollEvent, error) {
 	if r.receivedPackets {
 		r.receivedPackets = false
-		if events, err := r.poller.wait(napTime); err != nil || len(events) > 0 {
+		if events, err := r.poller.wait(napTime); err != nil || len(events) > 0 || r.acknowledgeAll() {
 			return events, err
 		}
 	}
@@ -196,13 +206,18 @@ func (r *receiver) handleShmSocket(c *conn) {
 // dropped one. If the peer has left, it ends the connection once this node's Goodbye is
 // written or can no longer be written.
 func (r *receiver) handleInbox(c *conn) {
-	if !c.adopted {
+	switch {
+	case !c.met:
+		c.met = true
 		r.adopt(c)
 		return
-	}
-	if c.dropped && r.conns[c.peer] == c {
+	case r.conns[c.peer] != c: // it has ended
+		return
+	case c.dropped:
 		r.endConn(c, errors.New("dropped by this node"))
 		return
+	case c.session != nil:
+		r.handleSession(c)
 	}
 	r.t.mu.Lock()
 	finished := c.readDone && (c.goodbyeSent || c.broken != nil)
@@ -214,7 +229,6 @@ func (r *receiver) handleInbox(c *conn) {
 
 // adopt makes c usable by both loops.
 func (r *receiver) adopt(c *conn) {
-	c.adopted = true
 	r.conns[c.peer] = c
 	err := r.poller.watch(c, unix.EPOLLIN)
 	if c.shm != nil {
@@ -267,10 +281,11 @@ func (r *receiver) read(c *conn) {
 }
 
 // Began, Place and Arrived implement sink. They count packets.
-func (r *receiver) Began(h *wire.Header) {
+func (r *receiver) Began(h *wire.Header) error {
 	if r.reading.remote && h.Sent != 0 {
 		r.observe(r.reading, r.readAt, h)
 	}
+	return r.takeCount(r.reading, h)
 }
 
 func (r *receiver) Place(peer uint32, h *wire.Header) (Destination, error) {
@@ -284,9 +299,15 @@ func (r *receiver) Place(peer uint32, h *wire.Header) (Destination, error) {
 }
 
 func (r *receiver) Arrived(peer uint32, h *wire.Header, l Destination) error {
+	if h.Kind == wire.Ack {
+		return nil
+	}
 	r.receivedPackets = true
 	if h.Kind == wire.Probe {
 		return nil
+	}
+	if s := r.reading.session; s != nil { // before the handler answers: its answer acknowledges the packet
+		s.received.Add(1)
 	}
 	r.t.count.packetsReceived.Add(1)
 	r.t.count.bytesReceived.Add(uint64(h.WireLen))
@@ -302,21 +323,25 @@ func (r *receiver) handleEOF(c *conn) {
 	stay := c.readDone
 	t.mu.Unlock()
 	if stay {
-		r.poller.unwatch(c)
+		r.poller.unwatch(c.fd)
 		return
 	}
 	r.endConn(c, io.EOF)
 }
 
-// endConn closes c, drops its queue and calls Handler.Lost. cause is io.EOF if the peer
+// endConn closes c, drops its queue and calls Handler.Lost, unless c can be made again. cause is io.EOF if the peer
 // closed; remove decides whether that was orderly.
 func (r *receiver) endConn(c *conn, cause error) {
+	if cause = r.suspend(c, cause); cause == nil {
+		return
+	}
 	t := r.t
 	dropped, cause := t.remove(c, cause)
 	delete(r.conns, c.peer)
 	r.shmConns = slices.DeleteFunc(r.shmConns, func(s *conn) bool { return s == c })
 	r.close(c)
 	t.drop(&dropped)
+	c.session.releaseKept(t.release)
 	c.parser.abandon(t.release)
 	if cause != nil {
 		cause = fmt.Errorf("data connection with %s at %s: %w", name(c.peer), c.addr, cause)
@@ -349,19 +374,25 @@ func (t *Transport) remove(c *conn, cause error) (queue, error) {
 	case c.broken != nil:
 		return q, c.broken
 	}
-	return q, errors.New("closed by the peer without a goodbye")
+	return q, errClosed
 }
 
-// close closes the socket. The shutdown reaches the peer even if a forked child holds a
-// copy of the socket.
+var errClosed = errors.New("closed by the peer without a goodbye")
+
+// close closes what c has. No other thread uses it any more.
 func (r *receiver) close(c *conn) {
-	if c.adopted {
-		r.poller.unwatch(c)
-		r.t.sender.poller.unwatch(c)
-	}
 	if c.shm != nil {
 		c.shm.close()
 	}
-	unix.Shutdown(c.fd, unix.SHUT_RDWR)
-	unix.Close(c.fd)
+	for _, fd := range c.appendFds(nil) {
+		r.closeSocket(fd)
+	}
+}
+
+// closeSocket closes a socket, watched or not. The shutdown reaches the peer even if a forked child holds a copy of it.
+func (r *receiver) closeSocket(fd int) {
+	r.poller.unwatch(fd)
+	r.t.sender.poller.unwatch(fd)
+	unix.Shutdown(fd, unix.SHUT_RDWR)
+	unix.Close(fd)
 }

@@ -108,8 +108,8 @@ func (s *sender) sleep() error {
 	return err
 }
 
-// writable marks connections that epoll has reported. If one has ended since, the event
-// finds none, or at worst the peer's new connection, which costs a useless write.
+// writable marks connections that epoll has reported. If one has ended or broken since, the event
+// finds none, or at worst the peer's new connection or socket, which costs a useless write.
 func (s *sender) writable(events []unix.EpollEvent) {
 	events = s.poller.drainWake(events)
 	if len(events) == 0 {

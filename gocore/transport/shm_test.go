@@ -179,7 +179,7 @@ func TestInvalidSharedMemory(t *testing.T) {
 			}
 			defer unix.Close(bell)
 			r := nearPuppet(t, server, 11, o.fd, bell, bell)
-			if err := readAnswer(r); err != nil {
+			if _, err := readAnswer(r); err != nil {
 				t.Fatal(err)
 			}
 			s, err := o.accepted(r)

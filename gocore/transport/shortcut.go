@@ -16,7 +16,7 @@ const shortcutBytes = 8 << 10
 // tryShortcut takes r, which was just queued for c, for writing by the caller, and reports
 // whether it has. mu is held.
 func (t *Transport) tryShortcut(c *conn, r *run) bool {
-	if !t.mu.sendSleeps || t.mu.shortcut || !c.writable || c.writing || len(c.queue.heap) != 1 || len(c.queue.bound) > 0 ||
+	if !t.mu.sendSleeps || t.mu.shortcut || !c.writable || c.writing || c.full() || len(c.queue.heap) != 1 || len(c.queue.bound) > 0 ||
 		r.packets != 1 || len(r.Data) > shortcutBytes {
 		return false
 	}

@@ -16,6 +16,9 @@ import (
 // loops sleep; a large one wakes the send loop.
 func TestShortcut(t *testing.T) {
 	overTCPAndShm(t, func(t *testing.T) {
+		if kitEndures {
+			return // Release comes with an acknowledgement, and does not show what is written
+		}
 		nodes := mesh(t, nil, 8, 9)
 		server, worker := nodes[0], nodes[1]
 		var l ledger

@@ -18,11 +18,14 @@ type Stats struct {
 	Rejected        uint64 `json:"rejected"`         // handshakes that were refused, malformed, or too slow
 	Malformed       uint64 `json:"malformed"`        // connections closed because of a malformed packet
 	Dropped         uint64 `json:"dropped"`          // runs sent to a peer that has no connection, or whose connection ended first
+	Acks            uint64 `json:"acks"`             // packets that were sent only to acknowledge others; no other number counts them
+	Resumed         uint64 `json:"resumed"`          // times that a broken connection was made again
 }
 
 type counters struct {
 	bytesSent, bytesReceived, packetsSent, packetsReceived, packetsLocal atomic.Uint64
 	writes, reads, wakeups, rejected, malformed, dropped, probeBytes     atomic.Uint64
+	acks, resumed                                                        atomic.Uint64
 }
 
 // Stats reads the counters of all lanes.
@@ -39,6 +42,7 @@ func (t *Transport) Stats() Stats {
 		PacketsLocal: c.packetsLocal.Load(), ProbeBytes: c.probeBytes.Load(),
 		Writes: c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
 		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(),
+		Acks: c.acks.Load(), Resumed: c.resumed.Load(),
 	}
 }
 

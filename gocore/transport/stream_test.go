@@ -80,91 +80,110 @@ func (in *inspector) arrived(a arrival) error {
 func TestEveryByteArrivesOnce(t *testing.T) { overTCPAndShm(t, testEveryByteArrivesOnce) }
 
 func testEveryByteArrivesOnce(t *testing.T) {
-	for _, tc := range []struct {
-		name       string
-		ids        []uint32
-		runs, bits int
-		fragments  bool
-	}{
-		{"pair", []uint32{8, 9}, 60, 22, false},
-		{"pair in fragments", []uint32{8, 9}, 80, 19, true},
-		{"six", []uint32{1, 8, 10, 9, 11, 13}, 60, 19, false},
-		{"six in fragments", []uint32{1, 8, 10, 9, 11, 13}, 40, 17, true},
-		{"thousands of small ones", []uint32{8, 9, 11}, 4000, 6, false},
-	} {
+	for _, tc := range exchanges {
 		if tc.fragments && kitSharedMemory == SharedMemoryAlways {
 			continue // there is no kernel to cut them
 		}
-		t.Run(tc.name, func(t *testing.T) {
-			seed := rand.Uint64()
-			rng := seeded(t, seed)
-			inspectors := map[uint32]*inspector{}
-			nodes := mesh(t, func(n *node) {
-				in := &inspector{counts: map[string]int{}, seqs: map[string]uint32{}}
-				inspectors[n.id] = in
-				n.h.arrived = func(a arrival) error {
-					err := in.arrived(a)
-					n.h.note(func() {})
-					return err
-				}
-				if tc.fragments {
-					fragmented(n, seed)
-				}
-			}, tc.ids...)
+		t.Run(tc.name, func(t *testing.T) { tc.run(t, nil) })
+	}
+}
 
-			var l ledger
-			wanted := map[uint32]int{}
-			var sends sync.WaitGroup
-			for _, n := range nodes {
-				plan := make([]Outgoing, tc.runs*len(nodes))
-				for i := range plan {
-					plan[i] = Outgoing{Header: contrib(uint32(i+1), int32(rng.IntN(3))), Owner: l.lend(nil)}
-					h := &plan[i].Header
-					switch rng.IntN(8) {
-					case 0:
-						h.Kind, h.RawLen = wire.Empty, 1
-					case 1:
-						h.Kind, h.RawLen = wire.Sum, 8
-					case 2:
-						h.Kind = wire.Sum
-					}
-					if h.RawLen == 0 {
-						plan[i].Data = fill(make([]byte, 1+rng.IntN(1<<rng.IntN(tc.bits+1))), n.id, h.Tensor)
-					}
-					to := nodes[i%len(nodes)]
-					wanted[to.id] += max(1, int(wire.Packets(uint64(len(plan[i].Data)))))
-				}
-				sends.Go(func() {
-					for i, m := range plan {
-						n.Send(nodes[i%len(nodes)].id, m)
-					}
-				})
+// exchanges are what nodes send each other to test that it arrives.
+var exchanges = []traffic{
+	{"pair", []uint32{8, 9}, 60, 22, false},
+	{"pair in fragments", []uint32{8, 9}, 80, 19, true},
+	{"six", []uint32{1, 8, 10, 9, 11, 13}, 60, 19, false},
+	{"six in fragments", []uint32{1, 8, 10, 9, 11, 13}, 40, 17, true},
+	{"thousands of small ones", []uint32{8, 9, 11}, 4000, 6, false},
+}
+
+type traffic struct {
+	name       string
+	ids        []uint32
+	runs, bits int
+	fragments  bool
+}
+
+// run has nodes exchange all of it, and checks what arrives. prepare may change the nodes.
+func (tc *traffic) run(t *testing.T, prepare func(n *node, rng *rand.Rand)) (nodes []*node) {
+	seed := rand.Uint64()
+	rng := seeded(t, seed)
+	inspectors := map[uint32]*inspector{}
+	nodes = mesh(t, func(n *node) {
+		in := &inspector{counts: map[string]int{}, seqs: map[string]uint32{}}
+		inspectors[n.id] = in
+		n.h.arrived = func(a arrival) error {
+			err := in.arrived(a)
+			n.h.note(func() {})
+			return err
+		}
+		if tc.fragments {
+			fragmented(n, seed)
+		}
+		if prepare != nil {
+			prepare(n, rng)
+		}
+	}, tc.ids...)
+
+	var l ledger
+	wanted := map[uint32]int{}
+	var sends sync.WaitGroup
+	for _, n := range nodes {
+		plan := make([]Outgoing, tc.runs*len(nodes))
+		for i := range plan {
+			plan[i] = Outgoing{Header: contrib(uint32(i+1), int32(rng.IntN(3))), Owner: l.lend(nil)}
+			h := &plan[i].Header
+			switch rng.IntN(8) {
+			case 0:
+				h.Kind, h.RawLen = wire.Empty, 1
+			case 1:
+				h.Kind, h.RawLen = wire.Sum, 8
+			case 2:
+				h.Kind = wire.Sum
 			}
-			sends.Wait()
-			for _, n := range nodes {
-				in := inspectors[n.id]
-				n.h.until(t, fmt.Sprint(wanted[n.id], " packets"), func() bool {
-					in.mu.Lock()
-					defer in.mu.Unlock()
-					return len(in.counts) >= wanted[n.id]
-				})
+			if h.RawLen == 0 {
+				plan[i].Data = fill(make([]byte, 1+rng.IntN(1<<rng.IntN(tc.bits+1))), n.id, h.Tensor)
 			}
-			for _, n := range nodes {
-				n.Close()
-				in := inspectors[n.id]
-				for packet, count := range in.counts {
-					if count != 1 {
-						t.Errorf("node %d got %s %d times", n.id, packet, count)
-					}
-				}
-				if len(in.counts) != wanted[n.id] || len(in.errs) > 0 {
-					t.Errorf("node %d got %d packets of %d; %v", n.id, len(in.counts), wanted[n.id], in.errs)
-				}
-				n.h.places.check(t)
+			to := nodes[i%len(nodes)]
+			wanted[to.id] += max(1, int(wire.Packets(uint64(len(plan[i].Data)))))
+		}
+		sends.Go(func() {
+			for i, m := range plan {
+				n.Send(nodes[i%len(nodes)].id, m)
 			}
-			l.check(t)
 		})
 	}
+	sends.Wait()
+	for _, n := range nodes {
+		in := inspectors[n.id]
+		n.h.until(t, fmt.Sprint(wanted[n.id], " packets"), func() bool {
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			return len(in.counts) >= wanted[n.id]
+		})
+	}
+	for _, n := range nodes {
+		n.h.note(func() {
+			if len(n.h.ends) > 0 || n.h.failure != nil {
+				t.Errorf("node %d lost %v, failure %v", n.id, n.h.ends, n.h.failure)
+			}
+		})
+	}
+	for _, n := range nodes {
+		n.Close()
+		in := inspectors[n.id]
+		for packet, count := range in.counts {
+			if count != 1 {
+				t.Errorf("node %d got %s %d times", n.id, packet, count)
+			}
+		}
+		if len(in.counts) != wanted[n.id] || len(in.errs) > 0 {
+			t.Errorf("node %d got %d packets of %d; %v", n.id, len(in.counts), wanted[n.id], in.errs)
+		}
+		n.h.places.check(t)
+	}
+	l.check(t)
+	return nodes
 }
 
 // gate blocks a node's first write until it is opened, so that packets sent meanwhile are

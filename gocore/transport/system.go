@@ -96,8 +96,8 @@ func (p *poller) rearm(c *conn) error {
 	return p.control(unix.EPOLL_CTL_MOD, c.fd, unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: int32(c.peer)})
 }
 
-func (p *poller) unwatch(c *conn) {
-	unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, c.fd, nil)
+func (p *poller) unwatch(fd int) {
+	unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
 // poll returns pending events without waiting.

@@ -49,12 +49,16 @@ type Transport struct {
 	uplink      report    // the least time that packets to any other host wait on their way
 
 	handshakeTimeout time.Duration // from accept to the answer
-	accepting        *pending      // handshakes that peers began
-	dialing          *pending      // handshakes that this node began
+	brokenTime       time.Duration // see mend.go, also for the next
+	futileTime       time.Duration
+	accepting        *pending // handshakes that peers began
+	dialing          *pending // handshakes that this node began
 	handshakes       sync.WaitGroup
 	strangers        hosts
 
-	stopping chan struct{} // closed when the end begins
+	life     context.Context // ends when the end begins, and so
+	endLife  context.CancelFunc
+	stopping chan struct{} // is closed
 	ended    chan struct{} // closed when nothing is left
 
 	// mu guards the queues and the connections. It is never held across a system call or
@@ -73,6 +77,7 @@ type Transport struct {
 		expect           map[uint32]uint64 // nodes that may connect, and their incarnations
 		reserved         map[uint32]bool   // peers with a handshake in progress
 		ending           map[uint32]bool   // peers for which Handler.Lost is about to be called
+		addresses        map[uint32]string // see Endure
 		local            queue             // packets of this node to itself
 		seq              uint64
 		free             []*run
@@ -116,10 +121,11 @@ func Listen(c Config) (*Transport, error) {
 // newTransport makes a lane without listeners.
 func newTransport(c Config) (*Transport, error) {
 	t := &Transport{
-		config: c, sys: kernel, count: &counters{}, began: time.Now(), handshakeTimeout: 5 * time.Second,
+		config: c, sys: kernel, count: &counters{}, began: time.Now(), handshakeTimeout: 5 * time.Second, brokenTime: brokenTime, futileTime: futileTime,
 		accepting: newPending(), dialing: newPending(),
 		stopping: make(chan struct{}), ended: make(chan struct{}),
 	}
+	t.life, t.endLife = context.WithCancel(context.Background())
 	t.mu.changed = make(chan struct{})
 	t.mu.reserved = make(map[uint32]bool)
 	t.mu.ending = make(map[uint32]bool)
@@ -395,7 +401,7 @@ func (t *Transport) Sockets() []int {
 		fds = append(fds, p.epoll, p.wake.fd)
 	}
 	for _, c := range t.mu.conns.order {
-		fds = append(fds, c.fd)
+		fds = c.appendFds(fds)
 	}
 	return fds
 }

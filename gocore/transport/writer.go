@@ -35,6 +35,9 @@ func (w *writer) take(c *conn) {
 		limit = (n-1)*(wire.HeaderBytes+wire.PacketBytes) + 1
 		train = min(train, n)
 	}
+	if c.session != nil && c.session.kept.len() >= keptPackets { // what may be written all the same; see full
+		limit = 0
+	}
 	w.conn = c
 	c.writing = true
 	w.batch.fill(&c.queue, limit, train)
@@ -61,8 +64,12 @@ func (w *writer) finish() (wake *poller) {
 		c.window.refused = c.window.refused || w.full
 	}
 	w.wrote, w.measured = 0, false
+	if c.session != nil && c.session.noteWritten(&w.batch) { // acknowledged already
+		t.mu.inbox = append(t.mu.inbox, c)
+		wake = t.wakeReceiver()
+	}
 	for _, p := range w.batch.packets[:w.batch.done] {
-		if p.last() {
+		if p.last() && !c.keeps(p) {
 			if p.run.Owner != nil {
 				w.unreleased = append(w.unreleased, p.run.Owner)
 			}
@@ -73,7 +80,9 @@ func (w *writer) finish() (wake *poller) {
 	c.goodbyeSent, c.broken = c.goodbyeSent || w.goodbyeSent, w.broken
 	if w.goodbyeSent || w.broken != nil {
 		t.mu.inbox = append(t.mu.inbox, c)
-		wake = t.wakeReceiver()
+		if p := t.wakeReceiver(); p != nil {
+			wake = p
+		}
 	}
 	w.full, w.goodbyeSent, w.broken = false, false, nil
 	t.writeEnded.Broadcast()
@@ -92,6 +101,9 @@ func (w *writer) transmit() {
 		queue, _ := w.t.queue.get(w.now, freshTime)
 		uplink, _ := w.t.uplink.get(w.now, freshTime)
 		s = c.stamps(w.now, queue, uplink)
+	}
+	if c.session != nil {
+		s.received = c.session.received.Load()
 	}
 	vector, bytes := w.batch.encode(s)
 	n, errno := w.t.write(c, vector)
@@ -135,13 +147,17 @@ func (w *writer) fail(err error) {
 	unix.Shutdown(w.conn.fd, unix.SHUT_RDWR)
 }
 
-// release releases the runs whose last packet is written. Owner is cleared first, so that
+// release releases the runs whose last packet is written, unless the peer has to acknowledge it. Owner is cleared first, so that
 // Release is called once even if it panics.
 func (w *writer) release() {
-	var packets, bytes, probes uint64
+	var packets, bytes, probes, acks uint64
 	for _, p := range w.batch.packets[:w.batch.done] {
-		if p.run.Header.Kind == wire.Probe {
+		switch p.run.Header.Kind {
+		case wire.Probe:
 			probes += uint64(len(p.data()))
+			continue
+		case wire.Ack:
+			acks++
 			continue
 		}
 		packets++
@@ -150,6 +166,7 @@ func (w *writer) release() {
 	w.t.count.packetsSent.Add(packets)
 	w.t.count.bytesSent.Add(bytes)
 	w.t.count.probeBytes.Add(probes)
+	w.t.count.acks.Add(acks)
 	for _, p := range w.batch.packets[:w.batch.done] {
 		if !p.last() {
 			continue
@@ -158,7 +175,7 @@ func (w *writer) release() {
 			w.goodbyeSent = true
 			unix.Shutdown(w.conn.fd, unix.SHUT_WR)
 		}
-		if o := p.run.Owner; o != nil {
+		if o := p.run.Owner; o != nil && !w.conn.keeps(p) {
 			p.run.Owner = nil
 			o.Release()
 		}

@@ -36,6 +36,7 @@ const (
 	Have                    // after the death of an aggregator, a worker names Run packets of which it has the sum of Round
 	Recall                  // an aggregator asks a worker for a sum that the worker has named
 	Kept                    // the answer: that sum; without payload as for Sum
+	Ack                     // says nothing but Received
 	kindEnd
 )
 
@@ -91,6 +92,7 @@ type Header struct {
 	RawLen       uint32 // bytes of the elements, at most PacketBytes; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of the payload that follows
 	LearningRate float32
+	Received     uint32 // packets that have arrived from the receiver of this one, modulo 2^32, where a broken connection is made again; without FlagLearningRate
 	Sent         uint32 // the sender's clock in us, modulo 2^32, when the packet was written to another host; 0: not set
 	Waited       uint32 // how long the last packets of the other direction have waited on their way, in us plus 1; 0: not known
 	Queue        uint16 // how long packets of all hosts wait before the link of the sender of this one, in 10 us
@@ -127,7 +129,11 @@ func (h *Header) Put(b []byte) {
 	le.PutUint16(b[50:], h.Uplink)
 	le.PutUint16(b[52:], uint16(h.WireLen))
 	le.PutUint16(b[54:], h.Epoch)
-	le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
+	if h.Flags&FlagLearningRate != 0 {
+		le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
+	} else {
+		le.PutUint32(b[56:], h.Received)
+	}
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
@@ -153,8 +159,7 @@ func (h *Header) Get(b []byte) error {
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]),
 		Priority: int32(le.Uint32(b[40:])), Ahead: le.Uint16(b[46:]),
 		RawLen: uint32(le.Uint16(b[48:])), WireLen: uint32(le.Uint16(b[52:])), Epoch: le.Uint16(b[54:]),
-		LearningRate: math.Float32frombits(le.Uint32(b[56:])),
-		Sent:         le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]), Plan: le.Uint16(b[38:]), Uplink: le.Uint16(b[50:]),
+		Sent: le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]), Plan: le.Uint16(b[38:]), Uplink: le.Uint16(b[50:]),
 	}
 	switch number, detail := le.Uint64(b[24:]), le.Uint16(b[44:]); h.Kind {
 	case Contrib, Empty:
@@ -163,6 +168,11 @@ func (h *Header) Get(b []byte) error {
 		h.Number, h.Part = number, detail
 	default:
 		h.Round, h.Contributors = number, detail
+	}
+	if last := le.Uint32(b[56:]); h.Flags&FlagLearningRate != 0 {
+		h.LearningRate = math.Float32frombits(last)
+	} else {
+		h.Received = last
 	}
 	return h.check()
 }
@@ -200,7 +210,7 @@ func (h *Header) check() error {
 	if contributes && !h.Policy.Valid() {
 		return fmt.Errorf("unknown consistency %d", h.Policy)
 	}
-	if !h.goodLearningRate(contributes) {
+	if h.Flags&FlagLearningRate != 0 && !(contributes && GoodLearningRate(float64(h.LearningRate))) {
 		return fmt.Errorf("kind %d with flags %#x and learning rate %v", h.Kind, h.Flags, h.LearningRate)
 	}
 	if h.Ahead > MaxAhead || h.Ahead > 0 && (!MayLead(h.Kind, h.Packet) || h.WireLen == 0) {
@@ -230,9 +240,9 @@ func (h *Header) checkKind() error {
 		if h.WireLen == 0 || h.WireLen%4 != 0 || h.RawLen != h.WireLen {
 			return fmt.Errorf("list of missing nodes of %d bytes", h.WireLen)
 		}
-	case Goodbye:
+	case Goodbye, Ack:
 		if h.WireLen != 0 {
-			return fmt.Errorf("goodbye with %d bytes", h.WireLen)
+			return fmt.Errorf("goodbye or acknowledgement with %d bytes", h.WireLen)
 		}
 	case Ask, Answer:
 		return h.checkAsk()
@@ -250,14 +260,6 @@ func (h *Header) checkKind() error {
 		}
 	}
 	return nil
-}
-
-// goodLearningRate reports whether LearningRate is valid with the flag, and zero without it.
-func (h *Header) goodLearningRate(contributes bool) bool {
-	if h.Flags&FlagLearningRate == 0 {
-		return math.Float32bits(h.LearningRate) == 0
-	}
-	return contributes && GoodLearningRate(float64(h.LearningRate))
 }
 
 // GoodLearningRate reports whether a rate is finite in float32 and not negative.

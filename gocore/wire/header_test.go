@@ -12,7 +12,7 @@ import (
 // real is one header of each kind that nodes send, all fields distinct.
 func real() []Header {
 	return []Header{
-		{Kind: Contrib, DType: Float32, Tensor: 1, Packet: 2, Run: 1, Round: 3 << 40, Ahead: MaxAhead, Policy: Bounded(4), Priority: -7, RawLen: 1024, WireLen: 1024, Sent: 5 << 20, Waited: 6 << 20, Queue: 7 << 10, Uplink: 8 << 10, Plan: 9 << 10, Epoch: 10 << 10},
+		{Kind: Contrib, DType: Float32, Tensor: 1, Packet: 2, Run: 1, Round: 3 << 40, Ahead: MaxAhead, Policy: Bounded(4), Priority: -7, RawLen: 1024, WireLen: 1024, Sent: 5 << 20, Waited: 6 << 20, Queue: 7 << 10, Uplink: 8 << 10, Plan: 9 << 10, Epoch: 10 << 10, Received: 11 << 20},
 		{Kind: Contrib, Flags: FlagLast, DType: Float64, Op: OpMean, Tensor: MaxTensors - 1, Packet: MaxTensorBytes/PacketBytes - 1, Run: 1, Round: 9, Priority: math.MaxInt32, RawLen: PacketBytes, WireLen: PacketBytes},
 		{Kind: Sum, Flags: FlagClash, DType: Bool, Op: OpMean, Tensor: 10, Run: 1, Round: 11, Priority: math.MinInt32, Contributors: 12, RawLen: 13, WireLen: 13},
 		{Kind: Sum, DType: BFloat16, Tensor: 14, Run: 1, Round: 15, Contributors: 16, RawLen: 18},
@@ -32,6 +32,7 @@ func real() []Header {
 		{Kind: Recall, Tensor: 42, Packet: 43, Run: 1, Round: 44, Priority: 45},
 		{Kind: Kept, Epoch: 56, DType: Float32, Tensor: 46, Packet: 47, Run: 1, Round: 48, Priority: 49, RawLen: 52, WireLen: 52},
 		{Kind: Kept, Flags: FlagClash, DType: Int8, Tensor: 53, Run: 1, Round: 54, RawLen: 55},
+		{Kind: Ack, Received: math.MaxUint32},
 	}
 }
 
@@ -55,7 +56,7 @@ func TestHeaderLayout(t *testing.T) {
 	h := Header{Flags: 2, DType: 3, Op: 4, Codec: 5, Tensor: 0x0d0c0b0a, Packet: 0x1d1c1b1a, Run: 0x2d2c2b2a,
 		Round: 0x4847464544434241, Number: 0x5857565554535251, Priority: 0x7d7c7b7a,
 		Contributors: 0x8281, Policy: 0x8483, Part: 0x8685, Ahead: 0x9291, RawLen: 0x9b9a, WireLen: 0xabaa, LearningRate: 1,
-		Sent: 0xb4b3b2b1, Waited: 0xb8b7b6b5, Queue: 0xbab9, Plan: 0xbcbb, Uplink: 0x9d9c, Epoch: 0xafae}
+		Sent: 0xb4b3b2b1, Waited: 0xb8b7b6b5, Queue: 0xbab9, Plan: 0xbcbb, Uplink: 0x9d9c, Epoch: 0xafae, Received: 0xc4c3c2c1}
 	for kind, own := range map[Kind]struct{ number, detail string }{
 		Contrib: {"ABCDEFGH", "\x83\x84"}, Empty: {"ABCDEFGH", "\x83\x84"}, Sum: {"ABCDEFGH", "\x81\x82"}, Missing: {"ABCDEFGH", "\x81\x82"},
 		Ask: {"QRSTUVWX", "\x85\x86"}, Answer: {"QRSTUVWX", "\x85\x86"}, Part: {"QRSTUVWX", "\x85\x86"},
@@ -63,9 +64,14 @@ func TestHeaderLayout(t *testing.T) {
 		h.Kind = kind
 		want := "FP\x01" + string(rune(kind)) + "\x02\x03\x04\x05" + "\x0a\x0b\x0c\x0d" + "\x1a\x1b\x1c\x1d" + "\x2a\x2b\x2c\x2d" + "\xb1\xb2\xb3\xb4" +
 			own.number + "\xb5\xb6\xb7\xb8\xb9\xba\xbb\xbc" + "\x7a\x7b\x7c\x7d" + own.detail + "\x91\x92" +
-			"\x9a\x9b\x9c\x9d" + "\xaa\xab\xae\xaf" + "\x00\x00\x80\x3f"
-		if got := string(encode(h)[:60]); got != want {
-			t.Errorf("kind %d: layout\n%x, expected\n%x", kind, got, want)
+			"\x9a\x9b\x9c\x9d" + "\xaa\xab\xae\xaf"
+		if got := string(encode(h)[:60]); got != want+"\xc1\xc2\xc3\xc4" {
+			t.Errorf("kind %d: layout\n%x, expected\n%x", kind, got, want+"\xc1\xc2\xc3\xc4")
+		}
+		rated := h
+		rated.Flags = FlagLearningRate
+		if got := string(encode(rated)[56:60]); got != "\x00\x00\x80\x3f" {
+			t.Errorf("kind %d: learning rate as %x", kind, got)
 		}
 	}
 }
@@ -135,6 +141,8 @@ func TestInvalidHeadersAreRefused(t *testing.T) {
 		"kept, rows":           {kept, func(h *Header) { h.Codec = CodecRows }, "rows"},
 		"kept ahead":           {kept, func(h *Header) { h.Ahead = 1 }, "announces"},
 		"goodbye, payload":     {goodbye, func(h *Header) { h.WireLen = 1 }, "goodbye"},
+		"ack, payload":         {real()[20], func(h *Header) { h.WireLen = 1 }, "acknowledgement"},
+		"ack with a rate":      {real()[20], func(h *Header) { h.Flags = FlagLearningRate }, "learning rate"},
 		"ask to sum":           {ask, func(h *Header) { h.Op = OpSum }, "operation"},
 		"ask beyond":           {ask, func(h *Header) { h.Op = askEnd }, "operation"},
 		"sum by asking":        {contrib, func(h *Header) { h.Op = AskRule }, "operation"},
@@ -150,8 +158,6 @@ func TestInvalidHeadersAreRefused(t *testing.T) {
 		"refusal too long":     {refusal, func(h *Header) { h.RawLen, h.WireLen = MaxReason+1, MaxReason+1 }, "refusal"},
 		"policy beyond":        {contrib, func(h *Header) { h.Policy = MaxDelay + 2 }, "consistency"},
 		"policy unknown":       {empty, func(h *Header) { h.Policy = Ordered - 1 }, "consistency"},
-		"rate without flag":    {contrib, func(h *Header) { h.LearningRate = 1 }, "learning rate"},
-		"rate of minus zero":   {contrib, func(h *Header) { h.LearningRate = float32(math.Copysign(0, -1)) }, "learning rate"},
 		"negative rate":        {rated, func(h *Header) { h.LearningRate = -1 }, "learning rate"},
 		"rate not a number":    {rated, func(h *Header) { h.LearningRate = float32(math.NaN()) }, "learning rate"},
 		"infinite rate":        {rated, func(h *Header) { h.LearningRate = float32(math.Inf(1)) }, "learning rate"},

@@ -77,6 +77,12 @@ class Stats:
     dropped: int
     """Requests to send packets to a node whose connection had ended. 0 unless a node was lost."""
 
+    acks: int
+    """Packets that were sent only to acknowledge others, with FPTPS_RECOVERY=1. No other counter includes them."""
+
+    resumed: int
+    """Times that a broken connection with another node was made again, with FPTPS_RECOVERY=1."""
+
     rejected_messages: int
     """Messages of fptps.ps that members of the cluster sent and that make no sense."""
 
