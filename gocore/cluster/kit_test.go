@@ -42,6 +42,7 @@ type record struct {
 	changes []string // nodes that died, and others in their places
 	epochs  []int    // that began
 	settled []string // what was decided about rounds
+	passed  uint64   // how often its program has passed the place where newcomers are admitted
 }
 
 func (l *record) events() Events {
@@ -73,6 +74,30 @@ func (l *record) events() Events {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.changes = append(l.changes, Name(m.ID)+" is at "+m.Host)
+		},
+		Came: func(m Member) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.changes = append(l.changes, Name(m.ID)+" came")
+		},
+		Admitted: func(m Member, epoch int, points uint64) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			text := fmt.Sprintf("%s is admitted in epoch %d", Name(m.ID), epoch)
+			if m.Role == RoleWorker {
+				text += fmt.Sprintf(", point %d", points)
+			}
+			l.changes = append(l.changes, text)
+		},
+		Gather: func() uint64 {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.passed
+		},
+		Meet: func(point uint64) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.changes = append(l.changes, fmt.Sprintf("all meet at %d", point))
 		},
 		Waiting: func(name string, missing []string) {
 			l.mu.Lock()
