@@ -1,6 +1,9 @@
 """Goes on when workers die, and with workers that come later, from the state of the others.
 
     fptps run -n 3 --restarts 5 python examples/torch/elastic.py 400        # and kill one of the processes
+    fptps run -n 3 --restarts 5 python examples/torch/elastic.py 400 30     # worker 1 kills itself in step 30
+
+State.admit() is where the others wait for a worker that has been started later.
 """
 
 import os
