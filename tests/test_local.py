@@ -172,7 +172,7 @@ input()
 """
 
 
-def test_run_that_is_dropped_at_the_end_of_the_program(temporary, gate):
+def test_run_that_is_dropped_at_the_end_of_the_program(gate, temporary):
     code = DROPPED_RUN.format(address=gate.address)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE)

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import pass_gate
+from helpers import Gate, pass_gate
 
 import fptps
 
@@ -109,8 +109,12 @@ def test_a_worker_that_is_not_admitted(gate, error):
     address = gate.address
     with fptps.LocalCluster(2, 1, 60, RECOVERS).start(others) as run:
         gate.wait(2)
-        run.add_worker(late, address, error)
-        gate.wait()
+        with Gate() as its:
+            added = run.add_worker(late, its.address, error)
+            its.wait()
+            its.open()
+        while error and added.returncode is None:
+            threading.Event().wait(0.01)
         gate.open()
         if error:
             with pytest.raises(KeyError, match="a mistake"):

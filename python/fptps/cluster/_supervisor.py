@@ -29,8 +29,9 @@ GRACE_S: Final = 5.0
 """How long processes may take to end by themselves once one has failed."""
 DONE_S: Final = 4.0
 """How long the scheduler and servers may take to end by themselves once all workers have ended: they left together."""
-LATE_S: Final = 1.0
-"""How long workers that came too late for the training may take to end by themselves once it has ended."""
+LATE_S: Final = 3.0
+"""How long workers that came too late for the training may take to end by themselves once it has ended: one that leaves
+by an exception waits 1 s for an answer of the scheduler."""
 PATIENCE_S: Final = 2.0
 """How long after a signal the processes that still run are named."""
 DRAIN_S: Final = 1.0
