@@ -85,5 +85,5 @@ class Admission:
                 continue
             pickled = np.empty(session.core.state_size(session.usable()), np.uint8)
             session.core.take_state(session.usable(), pickled.ctypes.data, pickled.nbytes)
-            return pickle.loads(pickled)
+            return pickle.loads(pickled.data)
         raise failure or NodeLostError("no other worker is left that has the state of the training")

@@ -29,7 +29,7 @@ class State:
     def __init__(self, model: nn.Module, optimizer: DistributedOptimizer, **values: Any) -> None:
         if not isinstance(optimizer, DistributedOptimizer):
             raise TypeError(f"State: a DistributedOptimizer is expected, as prepare() makes it, not {optimizer!r}")
-        self._parts = {"model": model, "optimizer": optimizer}
+        self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
         self._names = list(values)
         if taken := [name for name in values if hasattr(self, name)]:
             raise ValueError(f"State: {taken[0]!r} cannot be the name of a value")
