@@ -383,3 +383,48 @@ def test_workers_that_leave():
     results = fptps.LocalCluster(3, 1, 60, RECOVERS).run(train)
     assert [len(sizes) for sizes in results] == [7, 4, 12]
     assert results[2][-1] == 1
+
+
+def test_settings_that_make_no_sense(capfd):
+    with pytest.raises(fptps.FptpsError):
+        fptps.LocalCluster(2, 0, 60, {**RECOVERS, "FPTPS_MAX_WORKERS": "1"}).run(open_worker)
+    assert "FPTPS_MAX_WORKERS=1, but DMLC_NUM_WORKER=2" in capfd.readouterr().err
+    assert fptps.LocalCluster(2, 0, 60, {"FPTPS_MAX_WORKERS": "3"}).run(open_worker) == [2, 2]
+    assert "FPTPS_MAX_WORKERS=3 has no effect without FPTPS_RECOVERY=1" in capfd.readouterr().err
+
+
+def open_worker():
+    with fptps.KVWorker() as kv:
+        return kv.num_workers
+
+
+def test_a_server_comes_where_the_optimiser_is_on_the_servers():
+    """The weights that it sums from then on move to it: no update is lost or made twice."""
+
+    def train():
+        with fptps.KVWorker() as kv:
+            weights = np.arange(COUNT, dtype=np.float32)
+            kv.init("w", weights)
+            kv.set_optimizer(fptps.optim.SGD(0.5, momentum=0.5))
+            kv.init("stop", np.zeros(1, np.int32))
+            came, seen, step, velocity = None, 0, 0, np.zeros(COUNT, np.float32)
+            stopped = False
+            while not stopped:
+                if step == 2 and kv.rank == 0:
+                    came = start("server")
+                seen += came is not None and kv.stats().shares.get("server 1", 0) > 0.4
+                gradient = (np.arange(COUNT) % 7 + kv.rank).astype(np.float32)
+                kv.push_pull("w", gradient, out=gradient).result()
+                velocity = 0.5 * velocity + 2 * (np.arange(COUNT) % 7).astype(np.float32) + 1
+                weights -= 0.5 * velocity
+                np.testing.assert_allclose(gradient, weights, rtol=1e-5)
+                stop = np.full(1, seen > 4, np.int32)
+                stopped = bool(kv.allgather_object(int(stop[0]))[0])
+                step += 1
+            return_codes = came
+        if return_codes is not None:
+            assert return_codes.wait(30) == 0
+        return step
+
+    steps = fptps.LocalCluster(2, 1, 60, RECOVERS).run(train)
+    assert steps[0] == steps[1] > 6

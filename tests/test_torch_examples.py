@@ -46,6 +46,12 @@ def test_survive():
     assert all(float(re.fullmatch(r"mean loss (\d\.\d{3})", text)[1]) < 0.4 for text in (alive, dead))
 
 
+def test_elastic():
+    """The others do not wait for a replacement, which may come too late for so few steps."""
+    dead = run("elastic.py", "40", "20", workers=3, left=[0, 2], FPTPS_RECOVERY="1")
+    assert float(re.fullmatch(r"mean loss (\d\.\d{3})", dead)[1]) < 0.4
+
+
 def test_minimal_alone():
     assert run("minimal.py", workers=1).startswith("mean loss 0.")
 

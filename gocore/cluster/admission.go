@@ -11,8 +11,8 @@ import (
 	"fptps/gocore/wire/pspb"
 )
 
-// Workers are admitted in one place of the program, to which all workers come again and again, at each step or epoch of the training: there the
-// program has a state that it can hand over. While nobody waits, coming there costs nothing. When newcomers wait,
+// Workers are admitted in one place of the program, to which all workers come again and again, at each step or epoch of the training. There the
+// program can hand over its state. While nobody waits, coming there costs nothing. When newcomers wait,
 // the scheduler asks all workers how often they have passed the place (GATHER, PASSED), and names the first time that is to come for all (MEET). Each waits
 // there, without a round under way, and says so (ARRIVED). Then an epoch begins for each newcomer (ADMITTED): as after a death, all nodes report
 // that they know (SURVIVED), so that no contribution reaches one that does not, before the workers go on (SETTLED).

@@ -93,12 +93,13 @@ func (m Member) Rank() int {
 
 // View is a cluster as a node knows it. It does not change.
 type View struct {
-	Self     int
-	Members  []Member // all nodes, the scheduler last
-	Token    [16]byte // names this run of the cluster
-	Epoch    int      // workers that had died or were admitted before this node joined
-	Replans  bool     // the plan may change: every node may have to sum
-	Recovers bool     // the cluster goes on after the death of a node where it can: every node may have to sum
+	Self        int
+	Members     []Member // all nodes, the scheduler last
+	Token       [16]byte // names this run of the cluster
+	Epoch       int      // workers that had died or were admitted before this node joined
+	FastestLink uint64   // of the nodes with which the cluster began, bit/s; 0: not known
+	Replans     bool     // the plan may change: every node may have to sum
+	Recovers    bool     // the cluster goes on after the death of a node where it can: every node may have to sum
 }
 
 // Me is this node.

@@ -268,6 +268,9 @@ func (s *Scheduler) assign(now time.Time) {
 		s.next[j.Role] += 2
 	}
 	s.divideSumming()
+	for _, m := range s.members {
+		s.fastest = max(s.fastest, m.LinkRate)
+	}
 	for _, j := range s.joiners {
 		j.Share = s.members[j.ID].Share
 		all = append(all, nodeOf(j.Member))
@@ -284,6 +287,9 @@ func (s *Scheduler) assign(now time.Time) {
 	if s.c.MinWorkers > 1 && !s.view.Recovers {
 		s.do(Note{Text: fmt.Sprintf("FPTPS_MIN_WORKERS=%d has no effect without FPTPS_RECOVERY=1: the first death ends the cluster", s.c.MinWorkers)})
 	}
+	if s.c.MaxWorkers > s.c.Workers && !s.view.Recovers {
+		s.do(Note{Text: fmt.Sprintf("FPTPS_MAX_WORKERS=%d has no effect without FPTPS_RECOVERY=1: no further workers can come", s.c.MaxWorkers)})
+	}
 	for _, id := range s.ids() {
 		m := s.members[id]
 		s.do(Connect{ID: id, Host: m.Host, Port: m.Port})
@@ -299,7 +305,7 @@ func (s *Scheduler) assign(now time.Time) {
 
 // list makes the answer to nodes that have joined: all nodes, and what holds for the cluster.
 func (s *Scheduler) list(all []*pspb.Node) *pspb.Meta {
-	list := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}, Epoch: positive(uint32(s.epoch))}
+	list := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}, Epoch: positive(uint32(s.epoch)), FastestLink: positive(s.fastest)}
 	if s.view.Replans {
 		list.Replans = proto.Bool(true)
 	}

@@ -52,8 +52,15 @@ func (b *bench) hears(p *Postoffice, want ...string) {
 // A server that comes is a member once all others have their connections with it.
 func TestAServerComes(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
+		b.config.LinkRate = 5e9
 		w, s := b.begun(2, 1)
+		b.config.LinkRate = 9e9
 		late := b.come(RoleServer, "s9", w[0], w[1])
+		for _, p := range []*Postoffice{w[0], late} { // the number of lanes follows from it
+			if fastest := p.View().FastestLink; fastest != 5e9 {
+				t.Errorf("the fastest link of the start has %d bit/s", fastest)
+			}
+		}
 		if late.View().Me().Rank() != 1 || !late.View().Me().Newcomer || len(w[0].View().Servers()) != 1 {
 			t.Fatalf("view %+v", late.View().Me())
 		}

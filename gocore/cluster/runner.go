@@ -46,6 +46,10 @@ func Serve(v van.Van, c Config, e Events) (*Runner, error) {
 		v.Close()
 		return nil, fault.New(fault.Config, "scheduler: FPTPS_MIN_WORKERS=%d, but DMLC_NUM_WORKER=%d", c.MinWorkers, c.Workers)
 	}
+	if c.MaxWorkers > 0 && c.MaxWorkers < c.Workers {
+		v.Close()
+		return nil, fault.New(fault.Config, "scheduler: FPTPS_MAX_WORKERS=%d, but DMLC_NUM_WORKER=%d", c.MaxWorkers, c.Workers)
+	}
 	port, err := v.Bind(bindHost(c.SchedulerHost), c.SchedulerPort)
 	if err != nil {
 		v.Close()

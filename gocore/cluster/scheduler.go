@@ -65,6 +65,7 @@ type Scheduler struct {
 	buried     map[int]bool // the dead nodes without which the cluster goes on
 	epoch      int          // workers that have died or were admitted so far
 	settling   *settlement  // after the last of these; nil: it is settled
+	fastest    uint64       // see View.FastestLink
 	next       map[Role]int // the id of the next node: none is used twice
 	admission  *admission   // of newcomers; nil: none is under way
 	closing    bool         // a worker waits in the last barrier

@@ -15,7 +15,8 @@ func newRoster(first int, ranks []int) roster {
 // epoch is the last one.
 func (r *roster) epoch() int { return r.first + len(r.ranks) - 1 }
 
-// at lists the workers of an epoch: for one before the first those of the first, and for one to come those of the last.
+// at lists the workers of an epoch. Of epochs before the first one the roster knows nothing: it gives the first one's workers. Of epochs
+// after the last one it gives the last one's.
 func (r *roster) at(epoch int) []int {
 	return r.ranks[min(max(0, epoch-r.first), len(r.ranks)-1)]
 }

@@ -41,7 +41,7 @@ const (
 	longest      = 10 * time.Minute // of virtual time
 )
 
-// company is a cluster, and those who come to it.
+// company is a cluster, and the nodes that come to it.
 type company struct {
 	t       *testing.T
 	rng     *rand.Rand // of the test's goroutine

@@ -37,8 +37,8 @@ func (p *points) gather() uint64 {
 	return p.passed
 }
 
-// meetAt is the scheduler's decision; 0: there is no admission. It returns the tickets that end: that of a program that waits for
-// the decision, and, without an admission, of one that stands.
+// meetAt is the scheduler's decision; 0: there is no admission. It returns the tickets that end with it: waited if the program waits for the
+// decision, and stood if it stands where nobody is admitted now.
 func (p *points) meetAt(point uint64) (waited, stood *kv.Ticket) {
 	waited, p.waiting = p.waiting, nil
 	p.asked, p.meet = false, point

@@ -30,14 +30,9 @@ const laneRate = 16e9
 // maxLanes bounds the lanes: each is two threads.
 const maxLanes = 8
 
-// lanesOf is the number of lanes of every node in the cluster: enough for the fastest link.
-// It is the same on all nodes, because they have the same view.
+// lanesOf is the number of lanes of every node in the cluster: enough for the fastest link. It is the same on all nodes.
 func lanesOf(view cluster.View) int {
-	fastest := uint64(0)
-	for _, m := range view.Members {
-		fastest = max(fastest, m.LinkRate)
-	}
-	return max(1, min(maxLanes, int(math.Ceil(float64(fastest)/laneRate))))
+	return max(1, min(maxLanes, int(math.Ceil(float64(view.FastestLink)/laneRate))))
 }
 
 // linkRate is the rate of this node's link in bit/s, 0 if unknown.

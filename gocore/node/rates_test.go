@@ -46,21 +46,11 @@ func TestLinkRateOfTheInterface(t *testing.T) {
 	}
 }
 
-// TestLanesOf: the fastest link of the cluster decides for all.
+// TestLanesOf: the fastest link of the start decides for all.
 func TestLanesOf(t *testing.T) {
-	for _, tc := range []struct {
-		links []uint64
-		lanes int
-	}{
-		{[]uint64{0, 0}, 1}, {[]uint64{1e9, 10e9}, 1}, {[]uint64{16e9}, 1}, {[]uint64{1e9, 25e9, 0}, 2},
-		{[]uint64{40e9}, 3}, {[]uint64{100e9, 100e9}, 7}, {[]uint64{400e9}, 8},
-	} {
-		var view cluster.View
-		for _, rate := range tc.links {
-			view.Members = append(view.Members, cluster.Member{LinkRate: rate})
-		}
-		if got := lanesOf(view); got != tc.lanes {
-			t.Errorf("links of %v bit/s: %d lanes, expected %d", tc.links, got, tc.lanes)
+	for fastest, lanes := range map[uint64]int{0: 1, 10e9: 1, 16e9: 1, 25e9: 2, 40e9: 3, 100e9: 7, 400e9: 8} {
+		if got := lanesOf(cluster.View{FastestLink: fastest}); got != lanes {
+			t.Errorf("a link of %d bit/s: %d lanes, expected %d", fastest, got, lanes)
 		}
 	}
 }

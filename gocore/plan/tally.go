@@ -20,7 +20,7 @@ type Tally struct {
 // NewTally returns a Tally without tensors.
 func NewTally(p *Plan) *Tally { return &Tally{p, make([]int64, len(p.shares))} }
 
-// Owed returns the state of a Tally: ResumeTally makes one from it that goes on as this one does.
+// Owed returns what a Tally has counted so far. ResumeTally continues from it: both make the same next cuts.
 func (t *Tally) Owed() []int64 { return slices.Clone(t.owed) }
 
 // ResumeTally is described at Owed.

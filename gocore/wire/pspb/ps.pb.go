@@ -284,6 +284,8 @@ type Meta struct {
 	Replans *bool `protobuf:"varint,1005,opt,name=replans" json:"replans,omitempty"`
 	// In the answer to ADD_NODE: the cluster goes on after the death of a node where it can.
 	Recovers *bool `protobuf:"varint,1006,opt,name=recovers" json:"recovers,omitempty"`
+	// In the answer to ADD_NODE: the rate of the fastest link of the nodes with which the cluster began, bit/s.
+	FastestLink *uint64 `protobuf:"varint,1007,opt,name=fastest_link,json=fastestLink" json:"fastest_link,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -489,6 +491,13 @@ func (x *Meta) GetRecovers() bool {
 		return *x.Recovers
 	}
 	return false
+}
+
+func (x *Meta) GetFastestLink() uint64 {
+	if x != nil && x.FastestLink != nil {
+		return *x.FastestLink
+	}
+	return 0
 }
 
 func (x *Meta) GetOwn() isMeta_Own {
@@ -2738,7 +2747,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xab\r\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xcf\r\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -2764,7 +2773,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05dtype\x18\xeb\a \x01(\rR\x05dtype\x12!\n" +
 	"\vincarnation\x18\xec\a \x01(\x06R\vincarnation\x12\x19\n" +
 	"\areplans\x18\xed\a \x01(\bR\areplans\x12\x1b\n" +
-	"\brecovers\x18\xee\a \x01(\bR\brecovers\x12\x1f\n" +
+	"\brecovers\x18\xee\a \x01(\bR\brecovers\x12\"\n" +
+	"\ffastest_link\x18\xef\a \x01(\x04R\vfastestLink\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
