@@ -18,7 +18,7 @@ PYTHON_SOURCES := $(sort $(shell find python/fptps -name '*.py' -o -name '*.pyi'
 WHEEL_SOURCES := $(GO_SOURCES) $(PYTHON_SOURCES) go.mod go.sum setup.py pyproject.toml scripts/system_packages.py LICENSE README.md
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo osp test lint format test-go test-python test-long race fuzz peers bench wheel sdist proto docs site clean system FORCE
+.PHONY: help setup demo osp test lint format test-go test-python test-long chaos race fuzz peers bench wheel sdist proto docs site clean system FORCE
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -51,6 +51,9 @@ test-go: system ## Go's tests
 
 test-python: setup ## Python's tests: whole clusters of processes, the wheel, the demo
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup --max-worker-restart=0
+
+chaos: setup ## one training of 1,000 events: nodes come, leave, are killed, stand still
+	CHAOS_EVENTS=1000 CHAOS_SEEDS=1 $(BIN)/pytest -s tests/long/test_churn.py
 
 test-long: setup ## race, fuzz a minute each, changes of plan, deaths and newcomers, kills at random instants, a soak, MXNet, cluster tests under load
 	@$(MAKE) --no-print-directory race
