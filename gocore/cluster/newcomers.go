@@ -50,7 +50,7 @@ func (s *Scheduler) come(now time.Time, node Member) {
 	}
 	node.ID, node.Customers, node.Newcomer = s.next[node.Role], 1, true
 	s.next[node.Role] += 2
-	m := &member{Member: node, heard: now, beats: true, given: node.Share, links: map[int]bool{}}
+	m := &member{Member: node, heard: now, beats: true, given: node.Share, links: map[int]bool{}, knows: s.epoch}
 	m.Share = 0
 	s.members[node.ID] = m
 	s.view = s.makeView()
@@ -84,7 +84,7 @@ func (s *Scheduler) linked(m *member) bool {
 // admitServers makes members of the servers with which all others are connected.
 func (s *Scheduler) admitServers(now time.Time) {
 	for _, id := range s.ids() {
-		if m := s.members[id]; m.Newcomer && m.Role == RoleServer && s.linked(m) {
+		if m := s.members[id]; m.Newcomer && m.Role == RoleServer && s.linked(m) && m.knows == s.epoch { // else contributions could reach it too early
 			s.admitOne(m, 0, 0)
 			s.planner.join(now, m.ID)
 		}

@@ -229,3 +229,24 @@ func TestPlanWithAServerThatCame(t *testing.T) {
 		t.Errorf("shares that were set: %+v", c.shares)
 	}
 }
+
+// A server that comes while a worker dies is a member when it knows of that, too: contributions of the new epoch may reach it then.
+func TestAServerComesWhileAWorkerDies(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		w, _ := b.begun(3, 0)
+		late := b.come(RoleServer, "s9", w[0], w[1]) // worker 2 makes no connection
+		b.die(w[2])
+		time.Sleep(2 * verdictTime)
+		w[0].Survived(1, wire.Rounds{}, false)
+		w[1].Survived(1, wire.Rounds{}, false)
+		time.Sleep(time.Second)
+		if got := b.records[w[0]].settled; len(got) != 1 || !late.View().Me().Newcomer {
+			t.Errorf("settled %q; the server %+v", got, late.View().Me())
+		}
+		late.Survived(1, wire.Rounds{}, false)
+		time.Sleep(time.Second)
+		if late.View().Me().Newcomer {
+			t.Error("the server is no member, although it knows of the death")
+		}
+	})
+}

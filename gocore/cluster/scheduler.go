@@ -96,6 +96,7 @@ type member struct {
 
 	given int          // the share of the summing that it has set; Unset: none
 	links map[int]bool // of a newcomer: the nodes that have their connections with it
+	knows int          // a newcomer: the last epoch that it has reported, or with which it came
 	ready bool         // a newcomer: its program waits to be admitted
 	blank bool         // it was admitted, and does not know the rounds yet
 

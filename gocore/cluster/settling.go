@@ -35,6 +35,11 @@ func (s *Scheduler) beginSettlement(now time.Time) {
 }
 
 func (s *Scheduler) stepSurvived(now time.Time, from *member, own *pspb.Survived) {
+	if from.Newcomer {
+		from.knows = int(own.GetEpoch())
+		s.admitNewcomers(now)
+		return
+	}
 	if s.settling == nil || int(own.GetEpoch()) != s.settling.epoch { // another death came meanwhile, about which it will report too
 		return
 	}
