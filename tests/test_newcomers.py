@@ -238,14 +238,15 @@ def test_no_newcomers_without_recovery():
     assert "refused this node: the cluster is complete already, with 2 workers and 0 servers" in error
 
 
-def newcomer_of(text):
+def newcomer_of(text, **options):
     """A newcomer that runs a program with kv, and prints its result."""
     code = (
         "import fptps, numpy as np\nwith fptps.KVWorker() as kv:\n"
         f"    kv.init('w', np.zeros(4, np.float32))\n    {text}"
     )
     shared = {name: value for name, value in os.environ.items() if name != "DMLC_WORKER_ID"}
-    return subprocess.Popen([sys.executable, "-c", code], env=shared, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], env=shared, stdout=pipe, stderr=pipe, **options)
 
 
 def alone_with(text, meet=True):
@@ -428,3 +429,40 @@ def test_a_server_comes_where_the_optimiser_is_on_the_servers():
 
     steps = fptps.LocalCluster(2, 1, 60, RECOVERS).run(train)
     assert steps[0] == steps[1] > 6
+
+
+LOOP = """
+while not kv.newcomer or kv.admit(lambda: 0):
+    array = np.ones(4, np.float32)
+    ticket = kv.push_pull("w", array, out=array)
+    ticket.result()
+    if len(ticket.workers) == 3:
+        break
+    kv.admit(lambda: 0)
+print(ticket.workers)
+"""
+
+
+def test_of_two_that_came_the_later_one_is_admitted_first():
+    """The other one is admitted all the same, with the first one as a member."""
+
+    def train():
+        with fptps.KVWorker() as kv:
+            kv.init("w", np.zeros(4, np.float32))
+            first = newcomer_of(f"print('here', flush=True); input(); exec({LOOP!r})", stdin=subprocess.PIPE)
+            assert first.stdout.readline() == b"here\n"
+            second, workers = newcomer_of(f"exec({LOOP!r})"), ()
+            while len(workers) < 3:
+                if len(workers) == 2 and not first.stdin.closed:
+                    first.stdin.write(b"\n")
+                    first.stdin.close()
+                array = np.ones(4, np.float32)
+                ticket = kv.push_pull("w", array, out=array)
+                ticket.result()
+                workers = ticket.workers
+                if len(workers) < 3:
+                    kv.admit(lambda: 0)
+        return [process.stdout.read().decode() for process in (first, second)]
+
+    results = fptps.LocalCluster(1, 1, 60, {**RECOVERS, "FPTPS_MAX_WORKERS": "3"}).run(train)
+    assert results == [["(0, 1, 2)\n"] * 2]

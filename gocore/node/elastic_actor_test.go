@@ -95,6 +95,11 @@ func (a *actor) live(config cluster.Config) error {
 	}})
 	a.mu.Unlock()
 	close(a.ready)
+	for _, m := range view.Members {
+		if m.Newcomer && m.ID != view.Self {
+			post.Linked(m)
+		}
+	}
 	a.members.Go(func() {
 		for do := range a.chain {
 			do()

@@ -32,9 +32,15 @@ func (n *Node) runMember() error {
 		return err
 	}
 	n.Office.Join(post)
-	me := post.View().Me() // as it has come: it may be admitted from the first connection on
-	if err := n.connect(ctx, tr, post.View()); err != nil {
+	view := post.View() // as this node has come: it may be admitted from the first connection on
+	me := view.Me()
+	if err := n.connect(ctx, tr, view); err != nil {
 		return err
+	}
+	for _, m := range view.Members { // of those that come later it hears
+		if m.Newcomer && m.ID != me.ID {
+			post.Linked(m)
+		}
 	}
 	if !me.Recovered && !me.Newcomer { // the others have passed that barrier
 		if err := n.startBarrier(ctx, post); err != nil {
