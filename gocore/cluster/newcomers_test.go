@@ -49,6 +49,12 @@ func (b *bench) hears(p *Postoffice, want ...string) {
 	}
 }
 
+// settledAt is what was decided about rounds, as a node has heard.
+func (b *bench) settledAt(p *Postoffice) []string {
+	synctest.Wait()
+	return b.records[p].settled
+}
+
 // A server that comes is a member once all others have their connections with it.
 func TestAServerComes(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {
@@ -119,12 +125,12 @@ func TestAWorkerIsAdmitted(t *testing.T) {
 				p.Survived(epoch, rounds, false)
 			}
 			time.Sleep(time.Second)
-			if got := b.records[late].settled; len(got) != 0 {
+			if got := b.settledAt(late); len(got) != 0 {
 				t.Errorf("settled before all have reported: %q", got)
 			}
 			late.Survived(epoch, wire.Rounds{}, true) // it knows no rounds, which makes nobody repeat any
 			time.Sleep(time.Second)
-			if got := b.records[late].settled; !slices.Equal(got, []string{"[3] [8]"}) {
+			if got := b.settledAt(late); !slices.Equal(got, []string{"[3] [8]"}) {
 				t.Errorf("settled %q", got)
 			}
 			ends := make(chan error, len(left)+1)
@@ -240,7 +246,7 @@ func TestAServerComesWhileAWorkerDies(t *testing.T) {
 		w[0].Survived(1, wire.Rounds{}, false)
 		w[1].Survived(1, wire.Rounds{}, false)
 		time.Sleep(time.Second)
-		if got := b.records[w[0]].settled; len(got) != 1 || !late.View().Me().Newcomer {
+		if got := b.settledAt(w[0]); len(got) != 1 || !late.View().Me().Newcomer {
 			t.Errorf("settled %q; the server %+v", got, late.View().Me())
 		}
 		late.Survived(1, wire.Rounds{}, false)
