@@ -49,29 +49,14 @@ func (s *Scheduler) admitNewcomers(now time.Time) {
 	case a == nil && !s.closing && s.planner.change == nil && !s.blank():
 		s.admission = &admission{passed: map[int]uint64{}, arrived: map[int]wire.Rounds{}, reported: now}
 		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Gather{Gather: &pspb.Gather{}}})
-	case a != nil && a.meet == 0 && len(s.lacking(a.passed)) == 0:
+	case a != nil && a.meet == 0 && len(without(s.workers(), a.passed)) == 0:
 		for _, points := range a.passed {
 			a.meet = max(a.meet, points+1)
 		}
 		s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Meet{Meet: &pspb.Meet{Points: proto.Uint64(a.meet)}}})
-	case a != nil && a.meet > 0 && len(s.lackingRounds(a.arrived)) == 0:
+	case a != nil && a.meet > 0 && len(without(s.workers(), a.arrived)) == 0:
 		s.admitAll(now, ready)
 	}
-}
-
-// lacking lists the workers that are missing in a set.
-func (s *Scheduler) lacking(passed map[int]uint64) []int {
-	return slices.DeleteFunc(s.workers(), func(id int) bool {
-		_, has := passed[id]
-		return has
-	})
-}
-
-func (s *Scheduler) lackingRounds(arrived map[int]wire.Rounds) []int {
-	return slices.DeleteFunc(s.workers(), func(id int) bool {
-		_, has := arrived[id]
-		return has
-	})
 }
 
 // admitAll admits newcomers, for whom all workers wait.
@@ -92,11 +77,10 @@ func (s *Scheduler) admitAll(now time.Time, ready []*member) {
 	meet := s.admission.meet
 	s.admission = nil
 	for _, m := range ready {
-		s.epoch++
+		s.beginSettlement(now)
 		m.blank = true
 		s.ledger.join(m.Rank())
 		s.admitOne(m, s.epoch, meet)
-		s.settling = &settlement{epoch: s.epoch, reports: map[int]report{}, reported: now}
 	}
 }
 
@@ -150,7 +134,7 @@ func (s *Scheduler) tickAdmission(now time.Time) {
 	s.admitNewcomers(now)
 	if a := s.admission; a != nil && now.Sub(a.reported) >= noticeTime {
 		a.reported = now
-		s.reportMissing(wire.Admissions, s.lackingRounds(a.arrived), func(id int) bool {
+		s.reportMissing(wire.Admissions, without(s.workers(), a.arrived), func(id int) bool {
 			_, arrived := a.arrived[id]
 			return arrived || s.members[id].Newcomer && s.members[id].ready
 		})

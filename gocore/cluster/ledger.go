@@ -93,10 +93,7 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (re
 
 // complete reports whether all workers have made a declaration. Newcomers may have made it, too.
 func (l *ledger) complete(d *declaration) bool {
-	return !slices.ContainsFunc(l.ranks, func(rank int) bool {
-		_, declared := d.opinions[rank]
-		return !declared
-	})
+	return len(without(l.ranks, d.opinions)) == 0
 }
 
 // join adds a worker that was a newcomer.
@@ -211,11 +208,7 @@ func (l *ledger) overdue(now time.Time) []stuck {
 		if s.waiting == nil {
 			continue
 		}
-		for _, rank := range l.ranks {
-			if _, declared := d.opinions[rank]; !declared {
-				s.missing = append(s.missing, rank)
-			}
-		}
+		s.missing = without(l.ranks, d.opinions)
 		all = append(all, s)
 	}
 	if all != nil {

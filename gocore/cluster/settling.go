@@ -65,9 +65,12 @@ func (s *Scheduler) settle(now time.Time) {
 }
 
 // unsettled lists the nodes whose reports are missing.
-func (s *Scheduler) unsettled() (missing []int) {
-	for _, id := range s.ids() {
-		if _, reported := s.settling.reports[id]; !reported && !s.members[id].Newcomer {
+func (s *Scheduler) unsettled() []int { return without(s.takesPart(), s.settling.reports) }
+
+// without lists those of some ids, or ranks, that have nothing in a map.
+func without[V any](ids []int, has map[int]V) (missing []int) {
+	for _, id := range ids {
+		if _, found := has[id]; !found {
 			missing = append(missing, id)
 		}
 	}

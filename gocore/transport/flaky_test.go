@@ -25,7 +25,7 @@ type flaky struct {
 	open     map[net.Conn]bool // both sides of each
 }
 
-// wear puts a flaky between n and those that dial it, of whom there are some.
+// wear puts a flaky between n and the nodes that dial it; dialers is their number.
 func wear(t testing.TB, n *node, rng *rand.Rand, resets, dialers int) *flaky {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -166,7 +166,7 @@ func (k *kept) pop() (p packet, ok bool) {
 	return p, true
 }
 
-// clear empties k. What follows has the numbers of what was in it.
+// clear empties k. The next packets get the numbers of those that were in it.
 func (k *kept) clear() {
 	clear(k.packets)
 	k.packets, k.first = k.packets[:0], 0
