@@ -28,8 +28,8 @@ type reply struct {
 // ledger holds the declared tensors: a key gets an id when all workers have
 // declared it alike. Pure, as the scheduler is.
 type ledger struct {
-	ranks   []int // of the workers, without dead ones
-	died    bool  // a worker has died
+	ranks   []int  // of the workers, without dead ones
+	changed string // what has happened to the workers of the start; "": they are all there, and no others
 	agreed  map[uint64]agreement
 	open    map[uint64]*declaration
 	oldest  list.List // the values of open, the oldest first
@@ -98,21 +98,24 @@ func (l *ledger) complete(d *declaration) bool {
 
 // join adds a worker that was a newcomer.
 func (l *ledger) join(rank int) {
-	l.ranks = append(l.ranks, rank)
+	l.ranks, l.changed = append(l.ranks, rank), "a worker was admitted"
 	slices.Sort(l.ranks)
 }
 
 // refusal returns the reason why this cluster takes no tensor like o; "" if it does.
 func (l *ledger) refusal(o wire.Tensor) string {
-	if l.died && o.Policy.Applied() != wire.Sync {
-		return fmt.Sprintf("a worker has died, and consistency %v needs all workers with which the cluster began: declare such tensors before, or use sync", o.Policy)
+	if l.changed != "" && o.Policy.Applied() != wire.Sync {
+		return fmt.Sprintf("%s, and consistency %v needs all workers with which the cluster began, and no others: declare such tensors before, or use sync", l.changed, o.Policy)
 	}
 	return ""
 }
 
 // bury removes a dead worker. A tensor that all other workers have declared gets its id.
 func (l *ledger) bury(rank int) (replies []reply) {
-	l.ranks, l.died = slices.DeleteFunc(slices.Clone(l.ranks), func(r int) bool { return r == rank }), true
+	if slices.Contains(l.ranks, rank) { // else it was a newcomer
+		l.changed = "a worker has died"
+	}
+	l.ranks = slices.DeleteFunc(slices.Clone(l.ranks), func(r int) bool { return r == rank })
 	var next *list.Element
 	for e := l.oldest.Front(); e != nil; e = next {
 		next = e.Next()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,4 +256,23 @@ func TestAServerComesWhileAWorkerDies(t *testing.T) {
 			t.Error("the server is no member, although it knows of the death")
 		}
 	})
+}
+
+// Tensors that are not sync have a clock for each worker of the start: none is declared after one was admitted. The death of a newcomer that
+// was not changes nothing.
+func TestClocksAreThoseOfTheStart(t *testing.T) {
+	l := newLedger(2)
+	async := wire.Tensor{Bytes: 4, DType: wire.Int32, Policy: wire.Async}
+	l.bury(2)
+	if reason := l.refusal(async); reason != "" {
+		t.Errorf("after the death of a newcomer: %s", reason)
+	}
+	l.join(3)
+	if reason := l.refusal(async); !strings.Contains(reason, "a worker was admitted, and consistency async needs all workers") {
+		t.Errorf("after an admission: %q", reason)
+	}
+	async.Policy = wire.Sync
+	if reason := l.refusal(async); reason != "" {
+		t.Errorf("sync: %s", reason)
+	}
 }
