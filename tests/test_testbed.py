@@ -72,11 +72,11 @@ with fptps.KVWorker() as kv:
 
 
 def most_in_a_second(samples, link):
-    """The most bytes that a link carried within a second."""
+    """The most bytes that a link certainly carried within a second."""
     most = 0
     for first in samples:
-        within = [each for each in samples if first.time <= each.time <= first.time + 1]
-        most = max(most, within[-1].carried[link] - first.carried[link])
+        within = [each for each in samples if first.time <= each.time and each.time + each.took <= first.time + 1]
+        most = max([most, *(each.carried[link] - first.carried[link] for each in within)])
     return most
 
 

@@ -29,6 +29,8 @@ class Sample(NamedTuple):
     """Bytes. The headers of a big packet, which the kernel splits into many, count once."""
     rates: Mapping[Link, float]
     """Bits per second that each shaped link can carry at this time."""
+    took: float = 0.0
+    """Seconds from `time` until all links had been read: on a busy machine their counts may be so much younger."""
 
 
 class Sampler:
@@ -64,7 +66,8 @@ class Sampler:
     def _take(self) -> None:
         now = time.monotonic() - self.start
         carried = {link: count - self._first[link] for link, count in self._counters().items()}
-        self.samples.append(Sample(now, carried, self._rates()))
+        took = time.monotonic() - self.start - now
+        self.samples.append(Sample(now, carried, self._rates(), took))
 
 
 class Interval(NamedTuple):
