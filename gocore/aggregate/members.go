@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Members are the workers of a cluster. Each change, the death of a worker or the admission of a new one, begins an epoch, whose number is
+// Members are the workers of a cluster. Each change, the death of a worker or the admission of a new one, and with replicas the death of a server, begins an epoch, whose number is
 // that of the changes so far. A contribution has the epoch in which its worker has begun, or repeats, the round; a sum is made of
 // contributions of one epoch. Members may be used by several goroutines.
 type Members struct {
@@ -51,12 +51,14 @@ func (m *members) grow(rank int) {
 	}
 }
 
-// Bury begins an epoch without a worker, and Join one with a new worker, whose rank no other has had. All nodes call them for the same
-// workers in the same order, each before any contribution of that epoch can arrive.
+// Bury begins an epoch without a worker, or if rank is negative, with the same workers: a server has died. Join begins one with a new worker, whose rank no
+// other has had. All nodes call them for the same nodes in the same order, each before any contribution of that epoch can arrive.
 func (m *Members) Bury(rank int) {
 	m.change(func(next *members) {
-		next.left[rank] = next.epoch
-		next.living--
+		if rank >= 0 {
+			next.left[rank] = next.epoch
+			next.living--
+		}
 	})
 }
 

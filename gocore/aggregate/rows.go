@@ -88,3 +88,38 @@ func AddAt(d wire.DType, acc []byte, at int, elements []byte) {
 	}
 	reduce.AddWide(d, acc[reduce.AccBytes(d, at):][:reduce.AccBytes(d, len(elements))], elements)
 }
+
+// Pack appends to payload the rows of the set, of the elements of a whole packet, as wire.CodecRows has them. raw is the number of bytes of the
+// elements. A packet of which all rows are in the set needs no numbers.
+func (r *Rows) Pack(elements, payload []byte) (packed []byte, raw int) {
+	if r.first > 0 {
+		return append(payload, elements[:r.first]...), r.first
+	}
+	start := len(payload)
+	r.Each(func(from, to int) { payload = append(payload, elements[from:to]...) })
+	raw = len(payload) - start
+	r.Each(func(from, to int) {
+		for n := from / r.row; n < to/r.row; n++ {
+			payload = wire.AppendRow(payload, n)
+		}
+	})
+	return payload, raw
+}
+
+// SpreadRows is the reverse of Pack: the elements of a whole packet, zeros where no row is, and the set of rows. The header has been checked, and the
+// payload by EachRow.
+func SpreadRows(pool *Pool, h *wire.Header, payload []byte) (elements *Buffer, set Rows) {
+	elements = pool.Get(wire.PacketBytes)
+	clear(elements.Bytes)
+	row := h.RowBytes()
+	if row == 0 {
+		set.first = int(h.RawLen)
+	}
+	_ = h.EachRow(payload, func(at int, rows []byte) {
+		if row > 0 {
+			set.add(row, at, at+len(rows))
+		}
+		copy(elements.Bytes[at:], rows)
+	})
+	return elements, set
+}

@@ -3,6 +3,7 @@ package kv
 import (
 	"encoding/binary"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +28,15 @@ type Aggregator struct {
 	sums    []aggregate.Sum            // scratch
 	replies []store.Reply              // scratch
 	held    map[uint32][]aggregate.Sum // by tensor: sums that wait for the tensor's last; nil: none has to wait
+
+	self     uint32
+	backup   *backup                 // nil: there are no replicas; see backup.go
+	replicas map[uint32]*store.Store // of the aggregators whose backup this one is
+	adopted  map[uint32]bool         // aggregators that have died: what still arrives from them comes too late
+	todo     struct {                // see do
+		sync.Mutex
+		list []func()
+	}
 }
 
 // NewAggregator makes the aggregator of a node, for the workers that are members. With
@@ -77,6 +87,47 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 	if h.Round > 0 && h.Policy.Applied() != wire.Sync {
 		return a.push(rank, h, payload, owned)
 	}
+	if a.backup != nil && h.Round > 0 {
+		return a.addUnapplied(rank, h, payload, owned)
+	}
+	return a.addToSlots(rank, h, payload, owned)
+}
+
+// addUnapplied adds a contribution to those packets to which its round is not applied yet. The others are answered.
+func (a *Aggregator) addUnapplied(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+	if h.Kind == wire.Contrib {
+		if !a.answerApplied(rank, h, h.Packet) {
+			return a.addToSlots(rank, h, payload, owned)
+		}
+		if owned != nil {
+			owned.Release()
+		}
+		return nil
+	}
+	end := h.Packet + h.Run
+	for first := h.Packet; first < end; {
+		if a.answerApplied(rank, h, first) {
+			first++
+			continue
+		}
+		part := *h
+		part.Packet, part.Run = first, 1
+		for part.Packet+part.Run < end && !a.answerApplied(rank, h, part.Packet+part.Run) {
+			part.Run++
+		}
+		if first = part.Packet + part.Run; first < end {
+			part.RawLen = wire.PacketBytes
+			first++ // it was answered
+		}
+		if err := a.addToSlots(rank, &part, nil, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addToSlots adds a contribution to the slots of its packets.
+func (a *Aggregator) addToSlots(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
 	var err error
 	a.sums = a.sums[:0]
 	if h.Kind == wire.Empty {
@@ -93,7 +144,11 @@ func (a *Aggregator) add(node uint32, h *wire.Header, payload []byte, owned *agg
 // complete sends a.sums, which the contribution h has completed, or the weights that they lead to. It returns the last
 // error of the store, else err.
 func (a *Aggregator) complete(h *wire.Header, err error) error {
+	backed := a.backed()
 	for i := range a.sums {
+		if backed {
+			a.replicate(&a.sums[i])
+		}
 		if e := a.store.Complete(&a.sums[i]); e != nil {
 			a.sums[i].Header.Run = 0 // it is not sent
 			err = e
@@ -101,7 +156,7 @@ func (a *Aggregator) complete(h *wire.Header, err error) error {
 	}
 	for i := 0; i < len(a.sums); {
 		sum := &a.sums[i]
-		for i++; i < len(a.sums) && canMerge(&sum.Header, &a.sums[i].Header); i++ {
+		for i++; !backed && i < len(a.sums) && canMerge(&sum.Header, &a.sums[i].Header); i++ {
 			sum.Header.Run++
 		}
 		switch {
@@ -109,7 +164,7 @@ func (a *Aggregator) complete(h *wire.Header, err error) error {
 		case a.held != nil && h.Kind == wire.Contrib:
 			a.hold(sum, h.Flags&wire.FlagLast != 0)
 		default:
-			a.sendToAll(sum)
+			a.deliver(everyone, sum)
 		}
 	}
 	return err
@@ -123,18 +178,18 @@ func canMerge(h, next *wire.Header) bool {
 
 // push applies a contribution to a tensor of which each worker has rounds of its own.
 func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+	backed := a.backed()
+	if backed {
+		a.replicatePush(rank, h, payload)
+	}
 	replies, err := a.store.Push(rank, h, payload, owned, a.replies[:0])
 	a.replies = replies
 	for i := 0; i < len(replies); {
 		r := &replies[i]
-		for i++; i < len(replies) && replies[i].Rank == r.Rank && canMerge(&r.Header, &replies[i].Header); i++ {
+		for i++; !backed && i < len(replies) && replies[i].Rank == r.Rank && canMerge(&r.Header, &replies[i].Header); i++ {
 			r.Header.Run++
 		}
-		m := transport.Outgoing{Header: r.Header}
-		if r.Buffer != nil {
-			m.Data, m.Owner = r.Buffer.Bytes, r.Buffer
-		}
-		a.plane.Send(workerNode(r.Rank), m)
+		a.deliver(r.Rank, &r.Sum)
 	}
 	return err
 }
@@ -175,6 +230,7 @@ func (a *Aggregator) sendToAll(sum *aggregate.Sum) {
 
 // tick sends the workers of each round that stalls the names of those whose contributions are missing.
 func (a *Aggregator) tick(now time.Time) {
+	a.catchUp()
 	a.pool.Tick()
 	for _, stall := range append(a.slots.Tick(now), a.store.Tick(now)...) {
 		var nodes []byte

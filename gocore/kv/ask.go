@@ -22,6 +22,8 @@ type ask struct {
 	data   []byte
 	into   []byte // memory for the whole payload of the answer; nil: the answer gets memory of its own
 	rows   []int  // of AskRows: indices of the caller's rows
+
+	mayLack bool // the aggregator may not have the packet: then it gets no answer that counts
 }
 
 // inquiry is an operation that consists of asks, to one aggregator or to many: its ticket ends with the last answer.
@@ -49,6 +51,7 @@ type inquiry struct {
 type asks struct {
 	last    uint64
 	open    map[uint64]*ask
+	again   []*ask    // of open, whose nodes are dead: they will be sent to the heirs
 	waiting list.List // the inquiries of open, in the order of their latest answers
 	logged  time.Time // when the log last named one
 }
@@ -214,7 +217,11 @@ func (a *ask) accept(h *wire.Header, payload []byte) error {
 	i := a.of
 	switch {
 	case h.Flags&wire.FlagRefused != 0:
-		return refusal(i.about, i.worker.Name(a.node), wire.GetReason(payload))
+		err := refusal(i.about, i.worker.Name(a.node), wire.GetReason(payload))
+		if a.mayLack && lacks(err) {
+			return nil
+		}
+		return err
 	case a.into != nil && len(payload) != len(a.into):
 		return fault.New(fault.Internal, "%s: %s answers with %d bytes, %d were expected", i.about, i.worker.Name(a.node), len(payload), len(a.into))
 	case i.take != nil:
@@ -275,10 +282,20 @@ func (w *Worker) tickAsks(now time.Time) {
 	w.Log.Warn(fmt.Sprintf("no answer for %.0f s", now.Sub(i.latest).Seconds()), "about", i.about, "missing", strings.Join(w.missing(i), ", "), "other_questions", s.waiting.Len()-1)
 }
 
-// bury ends the inquiries with asks that a dead node has not answered; the lock is held.
-func (s *asks) bury(node uint32, err error) (ended []*Ticket) {
+// bury redirects the asks that a dead node has not answered to its heir, to be sent by resend. Without an heir, and where only
+// the dead one knew the answer, it ends their inquiries. The lock is held.
+func (s *asks) bury(dead Death, err error) (ended []*Ticket) {
 	for number, a := range s.open {
-		if a.node == node {
+		switch {
+		case a.node != dead.Node:
+		case dead.Heir != none && a.header.Op != wire.AskInventory:
+			a.of.silent[dead.Heir]++
+			if a.of.silent[dead.Node]--; a.of.silent[dead.Node] == 0 {
+				delete(a.of.silent, dead.Node)
+			}
+			a.node = dead.Heir
+			s.again = append(s.again, a)
+		default:
 			delete(s.open, number)
 			s.record(a, a.of.latest)
 			a.of.err = err
@@ -286,6 +303,18 @@ func (s *asks) bury(node uint32, err error) (ended []*Ticket) {
 		}
 	}
 	return ended
+}
+
+// resend returns the asks that bury has redirected and that have no answer.
+func (s *asks) resend() (sends []sending) {
+	for _, a := range s.again {
+		if s.open[a.header.Number] == a {
+			a.of.queued.Add(1)
+			sends = append(sends, sending{a.node, a.lane, a.header, a.data, a.of})
+		}
+	}
+	s.again = nil
+	return sends
 }
 
 // fail ends every inquiry; the lock is held.

@@ -59,7 +59,7 @@ func TestBury(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := recovering(t).ready(1)
 			tc.play(d)
-			d.Bury(8)
+			d.Bury(Death{Node: 8})
 			if got := strings.Join(d.toHeirs(), ", "); got != tc.want {
 				t.Errorf("%s,\nexpected %s", got, tc.want)
 			}
@@ -87,7 +87,7 @@ func TestPartOfASum(t *testing.T) {
 		t.Error("the contribution has changed")
 	}
 	d.letGo()
-	d.Bury(8)
+	d.Bury(Death{Node: 8})
 	whole := sum(1, 1)
 	for _, p := range d.sent {
 		if p.Header.Kind != wire.Contrib {
@@ -183,7 +183,7 @@ func TestLostInitialValue(t *testing.T) {
 	d := recovering(t).ready(1, 2)
 	underWay, waits := d.pull(1, make([]byte, size)), d.pull(1, make([]byte, size))
 	d.letGo()
-	d.Bury(8)
+	d.Bury(Death{Node: 8})
 	for _, ticket := range []*Ticket{underWay, waits} {
 		d.ended(ticket, fault.NodeLost)
 		if _, err := ticket.Wait(0); !strings.Contains(err.Error(), "key 1: a part of its initial value was lost with server 0") {
@@ -210,7 +210,7 @@ func TestBuryEndsQuestions(t *testing.T) {
 	}
 	d.letGo()
 	d.underWay(ticket)
-	d.Bury(8)
+	d.Bury(Death{Node: 8})
 	d.ended(ticket, fault.NodeLost)
 }
 
@@ -235,11 +235,11 @@ func TestAKeyTwiceInOneCall(t *testing.T) {
 // The statistics show who sums now.
 func TestSharesAfterADeath(t *testing.T) {
 	d := recovering(t)
-	d.Bury(8)
+	d.Bury(Death{Node: 8})
 	if got := fmt.Sprint(d.Stats().Shares); got != "map[server 1:0.5 server 2:0.5]" {
 		t.Error(got)
 	}
-	d.Bury(10)
+	d.Bury(Death{Node: 10})
 	if got := fmt.Sprint(d.Stats().Shares); got != "map[server 2:1]" {
 		t.Error(got)
 	}
@@ -248,8 +248,8 @@ func TestSharesAfterADeath(t *testing.T) {
 // A tensor that is declared after a death has living aggregators.
 func TestDeclareAfterADeath(t *testing.T) {
 	d := recovering(t)
-	d.Bury(8)
-	d.Bury(12)
+	d.Bury(Death{Node: 8})
+	d.Bury(Death{Node: 12})
 	d.must(d.Init(1, wire.Uint8, wire.Sync, make([]byte, size)))
 	d.declare(1, nil)
 	if len(d.sent) == 0 {

@@ -96,7 +96,11 @@ func (c *cluster) close() {
 		if c.spies[i].gone != nil && c.spies[i].gone.dead {
 			continue
 		}
-		if n := a.pool.Lent() - a.store.BufferCount(); n != 0 {
+		n := a.pool.Lent() - a.store.BufferCount()
+		for _, r := range a.replicas {
+			n -= r.BufferCount()
+		}
+		if n != 0 {
 			c.t.Errorf("aggregator %d: %d buffers are lent at the end", i, n)
 		}
 	}

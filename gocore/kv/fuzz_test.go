@@ -18,8 +18,8 @@ func FuzzAsk(f *testing.F) {
 	rule := store.Rule{Kind: store.SGD, Rate: 0.5, Momentum: 0.9}.Text()
 	for op := wire.AskRule; op <= wire.AskRows; op++ {
 		for _, tensor := range []uint32{1, 2, 3, 4} {
-			f.Add(uint8(op), uint8(0), tensor, uint32(0), uint16(store.Chunk(store.ArrayValue, 0)), uint32(8), []byte("12345678"))
-			f.Add(uint8(op), uint8(0), tensor, uint32(1), uint16(store.Chunk(store.ArraySteps, 0)), uint32(8), make([]byte, 8))
+			f.Add(uint8(op), uint8(0), tensor, uint32(0), uint16(store.Part(store.ArrayValue, 0)), uint32(8), []byte("12345678"))
+			f.Add(uint8(op), uint8(0), tensor, uint32(1), uint16(store.Part(store.ArraySteps, 0)), uint32(8), make([]byte, 8))
 			f.Add(uint8(op), uint8(0), tensor, uint32(0), uint16(65535), uint32(wire.PacketBytes), rule)
 			f.Add(uint8(op), uint8(wire.CodecRows), tensor, uint32(0), uint16(0), uint32(24), []byte{0, 0, 7, 0, 9, 0})
 			f.Add(uint8(op), uint8(wire.CodecRows), tensor, uint32(0), uint16(0), uint32(8), []byte{0, 255})
@@ -70,7 +70,7 @@ func FuzzAsk(f *testing.F) {
 			t.Errorf("%d buffers are lent, the store holds %d", a.pool.Lent(), a.store.BufferCount())
 		}
 		for id := uint32(1); id <= 4; id++ {
-			if b, err := a.store.Read(id, 0, store.Chunk(store.ArraySent, 0), 64); err != nil {
+			if b, err := a.store.Read(id, 0, store.Part(store.ArraySent, 0), 64); err != nil {
 				t.Errorf("tensor %d is lost: %v", id, err)
 			} else {
 				b.Release()

@@ -29,7 +29,7 @@ var _ transport.Handler = (*Handler)(nil)
 // caller's array for a sum or an answer.
 func (d *Handler) Place(node uint32, h *wire.Header) (transport.Destination, error) {
 	switch {
-	case (h.Kind == wire.Contrib || h.Kind == wire.Ask || h.Kind == wire.Kept) && d.Aggregator != nil:
+	case (h.Kind == wire.Contrib || h.Kind == wire.Ask || h.Kind == wire.Kept || h.Kind == wire.Replica) && d.Aggregator != nil:
 		b := d.Aggregator.pool.Get(int(h.WireLen))
 		return transport.Destination{Bytes: b.Bytes, Owner: b}, nil
 	case (h.Kind == wire.Sum || h.Kind == wire.Answer) && d.Worker != nil:
@@ -69,6 +69,9 @@ func (d *Handler) Local(h *wire.Header, payload []byte) error {
 }
 
 func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
+	if d.Aggregator != nil && d.Aggregator.backup != nil {
+		d.Aggregator.catchUp()
+	}
 	switch {
 	case (h.Kind == wire.Contrib || h.Kind == wire.Empty) && d.Aggregator != nil:
 		return d.Aggregator.add(node, h, payload, owned)
@@ -82,6 +85,11 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 		return d.Aggregator.have(node, h)
 	case h.Kind == wire.Kept && d.Aggregator != nil:
 		return d.Aggregator.kept(node, h, payload, owned)
+	case h.Kind == wire.Replica && d.Aggregator != nil:
+		return d.Aggregator.replica(node, h, payload, owned)
+	case h.Kind == wire.Replicated && d.Aggregator != nil && d.Aggregator.backup != nil:
+		d.Aggregator.confirmed(node, h)
+		return nil
 	case h.Kind == wire.Recall && d.Worker != nil:
 		return d.Worker.recalled(node, h)
 	case h.Kind == wire.Want && d.Aggregator != nil:

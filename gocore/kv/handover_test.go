@@ -123,7 +123,7 @@ func (c *cluster) checkOwners(dtype wire.DType) {
 			t := w.mu.byKey[k.key]
 			var kept []uint32
 			for i, a := range c.aggregators {
-				if steps, err := a.store.Read(t.id, p, store.Chunk(store.ArraySteps, 0), 8); err == nil {
+				if steps, err := a.store.Read(t.id, p, store.Part(store.ArraySteps, 0), 8); err == nil {
 					steps.Release()
 					kept = append(kept, c.node(i))
 				}
@@ -195,11 +195,17 @@ func (d *desk) answerAll(t *testing.T) (asked []string) {
 		asked = append(asked, fmt.Sprintf("%d %d", m.node, m.Header.Op))
 		m.Owner.Release()
 		h := wire.Header{Kind: wire.Answer, Op: m.Header.Op, Tensor: m.Header.Tensor, Number: m.Header.Number, Run: 1}
-		if m.Header.Op == wire.AskState {
-			h.RawLen, h.WireLen = m.Header.RawLen, m.Header.RawLen
-			d.place(m.node, &h)
+		var payload []byte
+		switch m.Header.Op {
+		case wire.AskState:
+			payload = make([]byte, m.Header.RawLen)
+		case wire.AskDepart:
+			rule := store.Rule{Kind: store.SGD, Rate: 0.5, Momentum: 0.5}
+			payload = store.Arrival{DType: wire.Float32, Bytes: 4, Round: 1, Rule: &rule, Arrays: rule.Arrays()}.Text()
 		}
-		if err := d.answered(m.node, &h, make([]byte, h.WireLen)); err != nil {
+		h.RawLen, h.WireLen = uint32(len(payload)), uint32(len(payload))
+		copy(d.place(m.node, &h), payload)
+		if err := d.answered(m.node, &h, payload); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -213,15 +219,11 @@ func TestWeightsMoveBeforeTheContribution(t *testing.T) {
 		t.Errorf("the operation says %q", text)
 	}
 	ask := func(node uint32, op wire.Op) string { return fmt.Sprintf("%d %d", node, op) }
-	read := ask(8, wire.AskState)
-	if got := d.answerAll(t); !slices.Equal(got, []string{read, read, read, read}) { // steps, rate, weights, momentum
-		t.Errorf("first it asks %v", got)
-	}
-	if got := d.answerAll(t); !slices.Equal(got, []string{ask(10, wire.AskArrive)}) {
-		t.Errorf("then it asks %v", got)
-	}
-	if got := d.answerAll(t); !slices.Equal(got, []string{ask(10, wire.AskRestore), ask(10, wire.AskRestore), ask(8, wire.AskLeave)}) {
-		t.Errorf("then it asks %v", got)
+	read, write := ask(8, wire.AskState), ask(10, wire.AskRestore)
+	for _, want := range [][]string{{ask(8, wire.AskDepart)}, {read, read}, {ask(10, wire.AskArrive)}, {write, write}, {ask(8, wire.AskLeave)}} { // weights, momentum
+		if got := d.answerAll(t); !slices.Equal(got, want) {
+			t.Errorf("it asks %v, want %v", got, want)
+		}
 	}
 	if len(d.sent) != 1 || d.sent[0].node != 10 || d.sent[0].Header.Kind != wire.Empty || d.sent[0].Header.Round != 2 {
 		t.Errorf("then it sends %+v", d.sent)

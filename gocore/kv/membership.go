@@ -70,6 +70,7 @@ func (w *Worker) Settle(complete wire.Rounds) (err error) {
 		if w.mu.joined {
 			e = w.welcome()
 		}
+		e.sends = append(e.sends, w.mu.asks.resend()...)
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 			t := w.mu.byID[id]
 			ended, known := complete.Of(id)
@@ -88,12 +89,23 @@ func (w *Worker) Settle(complete wire.Rounds) (err error) {
 	return err
 }
 
-// settleRound repeats the round under way unless it stands: so many have ended somewhere. The lock is held.
-func (w *Worker) settleRound(t *tensor, ended uint64) effects {
-	if t.inRound() != nil && t.round >= ended {
+// settleRound repeats the round under way unless it stands: so many have ended somewhere. Where each worker has rounds of its own, none is repeated, as
+// nobody else has a part in it. The lock is held.
+func (w *Worker) settleRound(t *tensor, ended uint64) (e effects) {
+	stands := t.round < ended || t.policy.Applied() != wire.Sync && t.round > 0
+	if t.inRound() != nil && !stands {
 		t.repeat(w.mu.epoch)
 	}
-	e := effects{sends: t.sendAgain(t.runs, t.before)}
+	switch {
+	case t.handing != nil: // the contributions follow
+		e.sends = t.sendAgain(nil, t.before)
+	case t.inRound() != nil && !stands && t.ruled() && w.leads() && t.hasMoved(): // perhaps the leader has died that moved the weights
+		e.sends = append(t.sendAgain(nil, t.before), w.handOver(t)...)
+	case t.active != nil && t.active.verb == verbFetch:
+		e.sends = t.requestValue(t.active)
+	default:
+		e.sends = t.sendAgain(t.runs, t.before)
+	}
 	if t.active != nil {
 		e.also = []effects{w.endRound(t)}
 	}

@@ -21,7 +21,7 @@ func ended(rounds uint64) (complete wire.Rounds) {
 // die is the death of worker 1, whose packets node 8 sums, as all others'.
 func (d *desk) die() {
 	d.Freeze()
-	d.Bury(11)
+	d.Bury(Death{Node: 11})
 }
 
 func (d *desk) settle(rounds uint64) {
@@ -186,7 +186,7 @@ func TestTheNextLeads(t *testing.T) {
 		t.Errorf("%d packets, while rank 0 lives", n)
 	}
 	d.Freeze()
-	d.Bury(9)
+	d.Bury(Death{Node: 9})
 	d.settle(0)
 	if n := d.contributions(1); n != 3 || !d.leads() {
 		t.Errorf("%d packets, after its death", n)

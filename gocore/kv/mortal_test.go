@@ -21,6 +21,8 @@ type mortal struct {
 	chains  []chan func() // by spy: what follows a death on that node, in order
 	working sync.WaitGroup
 
+	backups *backups // nil: there are none
+
 	state struct {
 		sync.Mutex
 		killed   []bool                 // by spy
@@ -114,7 +116,8 @@ func (m *mortal) judge(node uint32) {
 	m.state.Lock()
 	defer m.state.Unlock()
 	m.state.verdicts[victim] = true
-	if rank >= 0 {
+	settles, heir := rank >= 0 || m.backups != nil, m.backups.succeed(node, len(m.state.deaths)+1)
+	if settles {
 		m.state.deaths, m.state.reports = append(m.state.deaths, rank), map[int]wire.Rounds{}
 	}
 	epoch := len(m.state.deaths)
@@ -124,10 +127,10 @@ func (m *mortal) judge(node uint32) {
 		}
 		m.inboxes[i] <- func() {
 			s.gone.end(node)
-			if rank >= 0 && s.Worker != nil {
+			if settles && s.Worker != nil {
 				s.Worker.Freeze()
 			}
-			m.chains[i] <- func() { m.bury(i, node, rank, epoch) }
+			m.chains[i] <- func() { m.bury(i, Death{node, heir, settles}, rank, epoch) }
 		}
 	}
 	m.settle()
@@ -135,20 +138,21 @@ func (m *mortal) judge(node uint32) {
 }
 
 // bury is what a node does after a verdict, when its connections with the dead have ended.
-func (m *mortal) bury(i int, node uint32, rank, epoch int) {
+func (m *mortal) bury(i int, dead Death, rank, epoch int) {
 	var complete wire.Rounds
-	if rank >= 0 {
+	if dead.Settles {
 		m.aggregators[i].Bury(rank)
 	}
+	m.backups.hear(i, dead, epoch)
 	if w := m.spies[i].Worker; w != nil {
-		w.Bury(node)
+		w.Bury(dead)
 		complete, _ = w.Complete()
 	}
 	m.office.mu.Lock()
 	defer m.office.mu.Unlock()
 	m.state.Lock()
 	defer m.state.Unlock()
-	if rank >= 0 && epoch == len(m.state.deaths) && !m.state.killed[i] {
+	if dead.Settles && epoch == len(m.state.deaths) && !m.state.killed[i] {
 		m.state.reports[i] = complete
 		m.settle()
 	}

@@ -18,27 +18,37 @@ import (
 // the last one. A contribution stays in the caller's array until all sums of its round are in the tensor's memory. What the death of a worker
 // needs besides is in membership.go.
 //
-// Weights on aggregators, and clocks that were set, die with their aggregator: the scheduler ends the cluster then (Stateful).
+// Weights on aggregators, and clocks that were set, die with their aggregator unless it has a backup: the scheduler ends the cluster then (Stateful).
+// The backup is the only heir. Then every death is settled as that of a worker is, so that the heir has adopted the weights before anybody sends it anything.
 
-// death is that of another node.
-type death struct {
-	node  uint32
-	rank  int      // of a worker; -1: it is a server
-	heirs []uint32 // the aggregators that were left
+// Death is that of another node.
+type Death struct {
+	Node    uint32
+	Heir    uint32 // the backup of the node, which has all that the node had; 0: there is none, and all aggregators that are left are heirs
+	Settles bool   // an epoch begins with it, and Settle follows
 }
 
-// Bury handles the death of another node. All connections with it have ended, and if it is a worker, Freeze was called. Every worker
+// death is one that this worker has heard of.
+type death struct {
+	node  uint32
+	rank  int // of a worker; -1: it is a server
+	heirs []uint32
+}
+
+// Bury handles the death of another node. All connections with it have ended, and if it settles, Freeze was called. Every worker
 // calls it, for the same nodes in the same order. A newcomer that was not admitted yet is passed, too.
-func (w *Worker) Bury(node uint32) {
+func (w *Worker) Bury(dead Death) {
 	w.step(func() (e effects) {
 		if w.mu.failed != nil {
 			return e
 		}
-		d := death{node: node, rank: wire.RankOfWorker(int(node)), heirs: slices.DeleteFunc(slices.Sorted(slices.Values(w.Aggregators)), func(other uint32) bool {
-			return other == node || w.isDead(other)
-		})}
+		node := dead.Node
+		d := death{node: node, rank: wire.RankOfWorker(int(node)), heirs: []uint32{dead.Heir}}
+		if dead.Heir == none {
+			d.heirs = slices.DeleteFunc(slices.Sorted(slices.Values(w.Aggregators)), func(other uint32) bool { return other == node || w.isDead(other) })
+		}
 		w.mu.deaths = append(w.mu.deaths, d)
-		if slices.Contains(w.mu.roster.last(), d.rank) {
+		if dead.Settles || slices.Contains(w.mu.roster.last(), d.rank) {
 			w.mu.roster.bury(d.rank)
 			w.mu.unsettled++
 		}
@@ -51,7 +61,10 @@ func (w *Worker) Bury(node uint32) {
 			for i := range t.changes {
 				t.changes[i].runs = d.patch(t.key, t.changes[i].runs)
 			}
-			if len(gone) > 0 {
+			if t.handing != nil && dead.Heir != none {
+				t.handing.bury(node, dead.Heir)
+			}
+			if len(gone) > 0 && dead.Heir == none {
 				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
 			}
 			if w.mu.frozen == 0 { // else Settle sends all again
@@ -59,7 +72,7 @@ func (w *Worker) Bury(node uint32) {
 			}
 			e.sends = append(e.sends, w.advance(t)...)
 		}
-		e.ended = append(e.ended, w.mu.asks.bury(node, e.err)...)
+		e.ended = append(e.ended, w.mu.asks.bury(dead, e.err)...)
 		return e
 	})
 }
@@ -177,8 +190,11 @@ func (t *tensor) alike(run plan.Run) (parts []plan.Run) {
 	return parts
 }
 
-// have appends a note that this worker has the sums of a run in a round.
+// have appends a note that this worker has the sums of a run in a round. Where each worker has rounds of its own, no other wants to know.
 func (t *tensor) have(out []sending, run plan.Run, round uint64, epoch uint16) []sending {
+	if round > 0 && t.policy.Applied() != wire.Sync {
+		return out
+	}
 	for end := run.First + run.Count; run.First < end; run.First += wire.MaxRun {
 		h := wire.Header{Kind: wire.Have, Tensor: t.id, Packet: run.First, Run: min(end-run.First, wire.MaxRun), Round: round, Epoch: epoch, Priority: urgent}
 		out = append(out, sending{run.Node, run.Lane, h, nil, nil})
@@ -203,6 +219,9 @@ func (w *Worker) recalled(node uint32, h *wire.Header) (err error) {
 		kept := wire.Header{
 			Kind: wire.Kept, DType: t.dtype, Tensor: t.id, Packet: h.Packet, Run: 1, Round: h.Round, Epoch: h.Epoch, Priority: urgent,
 			RawLen: uint32(wire.PacketLen(t.size, h.Packet)),
+		}
+		if t.ruled() {
+			kept.Flags = wire.FlagWeights
 		}
 		var data []byte
 		switch {

@@ -93,7 +93,7 @@ func newKiller(c *cluster, rng *rand.Rand, servers []int, packets int) *killer {
 	for rank, w := range c.workers {
 		k.buried.Go(func() {
 			for node := range k.bury[rank] {
-				w.Bury(node)
+				w.Bury(Death{Node: node})
 			}
 		})
 	}

@@ -20,28 +20,32 @@ func (a *Aggregator) answer(node uint32, h *wire.Header, payload []byte, owned *
 	if rankOf(node) < 0 {
 		return fmt.Errorf("node %d asks, but is not a worker", node)
 	}
-	m := transport.Outgoing{Header: wire.Header{
+	answer := aggregate.Sum{Header: wire.Header{
 		Kind: wire.Answer, Op: h.Op, Tensor: h.Tensor, Packet: h.Packet, Run: 1, Number: h.Number, Priority: h.Priority,
 	}}
-	reply, err := a.reply(h, payload)
-	switch {
-	case err != nil:
-		m.Header.Flags = wire.FlagRefused
-		m.Data = wire.PutReason(fmt.Sprintf("%s: %v", fault.CodeOf(err), err))
-	case reply != nil:
-		m.Data, m.Owner = reply.Bytes, reply
+	reply, err := request(a.store, a.pool, h, payload)
+	if err != nil {
+		answer.Header.Flags = wire.FlagRefused
+		a.plane.Send(node, transport.Outgoing{Header: answer.Header, Data: wire.PutReason(fmt.Sprintf("%s: %v", fault.CodeOf(err), err))})
+		return nil
 	}
-	a.plane.Send(node, m)
+	answer.Buffer = reply
+	if changesStore(h.Op) {
+		a.replicateAsk(h, payload)
+		a.deliver(rankOf(node), &answer)
+	} else {
+		a.reply(rankOf(node), &answer)
+	}
 	return nil
 }
 
-// reply carries out the request h and returns the answer's payload, nil if it has none.
-func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, error) {
+// request carries out the request h on a store and returns the answer's payload, nil if it has none.
+func request(s *store.Store, pool *aggregate.Pool, h *wire.Header, payload []byte) (*aggregate.Buffer, error) {
 	switch h.Op {
 	case wire.AskRule:
 		rule, err := store.ParseRule(payload)
 		if err == nil {
-			err = a.store.SetRule(h.Tensor, rule)
+			err = s.SetRule(h.Tensor, rule)
 		}
 		return nil, err
 	case wire.AskClock, wire.AskResume:
@@ -50,32 +54,41 @@ func (a *Aggregator) reply(h *wire.Header, payload []byte) (*aggregate.Buffer, e
 		case err != nil:
 			return nil, fault.New(fault.Value, "%v", err)
 		case h.Op == wire.AskClock:
-			return a.clock(h.Tensor, about)
+			return clockOf(s, pool, h.Tensor, about)
 		}
-		return nil, a.resume(h.Tensor, about, clock)
+		return nil, resume(s, h.Tensor, about, clock)
 	case wire.AskArrive:
 		arrival, err := store.ParseArrival(payload)
 		if err == nil {
-			err = a.store.Arrive(h.Tensor, h.Packet, arrival)
+			err = s.Arrive(h.Tensor, h.Packet, arrival)
 		}
 		return nil, err
-	case wire.AskLeave:
-		about, _, err := wire.ParseClock(payload)
+	case wire.AskDepart:
+		departure, err := s.Depart(h.Tensor, h.Packet)
 		if err != nil {
-			return nil, fault.New(fault.Value, "%v", err)
+			return nil, err
 		}
-		return nil, a.store.Leave(h.Tensor, about)
+		text := departure.Text()
+		b := pool.Get(len(text))
+		copy(b.Bytes, text)
+		return b, nil
+	case wire.AskLeave:
+		about, plan, err := wire.ParseClock(payload)
+		if err != nil || len(plan) != 2 {
+			return nil, fault.New(fault.Value, "%d bytes name no packets that move, and no plan: %v", len(payload), err)
+		}
+		return nil, s.Leave(h.Tensor, about, binary.LittleEndian.Uint16(plan))
 	case wire.AskState:
-		return a.store.Read(h.Tensor, h.Packet, h.Part, int(h.RawLen))
+		return s.Read(h.Tensor, h.Packet, h.Part, int(h.RawLen))
 	case wire.AskRows:
-		return a.store.Rows(h, payload)
+		return s.Rows(h, payload)
 	case wire.AskRestore:
-		return nil, a.store.Write(h.Tensor, h.Packet, h.Part, payload)
+		return nil, s.Write(h.Tensor, h.Packet, h.Part, payload)
 	}
 	return nil, fault.New(fault.Value, "this aggregator does not know operation %d", h.Op)
 }
 
-func (a *Aggregator) resume(tensor uint32, about wire.Clock, text []byte) error {
+func resume(s *store.Store, tensor uint32, about wire.Clock, text []byte) error {
 	if len(text)%8 != 0 {
 		return fault.New(fault.Value, "%d bytes are not a clock: 8 for each worker are expected", len(text))
 	}
@@ -83,15 +96,15 @@ func (a *Aggregator) resume(tensor uint32, about wire.Clock, text []byte) error 
 	for rank := range clock {
 		clock[rank] = binary.LittleEndian.Uint64(text[8*rank:])
 	}
-	return a.store.Resume(tensor, about, clock)
+	return s.Resume(tensor, about, clock)
 }
 
-func (a *Aggregator) clock(tensor uint32, about wire.Clock) (*aggregate.Buffer, error) {
-	clock := a.store.Clock(tensor, about)
+func clockOf(s *store.Store, pool *aggregate.Pool, tensor uint32, about wire.Clock) (*aggregate.Buffer, error) {
+	clock := s.Clock(tensor, about)
 	if clock == nil {
 		return nil, fault.New(fault.Key, "the tensor is not initialised here")
 	}
-	b := a.pool.Get(8 * len(clock))
+	b := pool.Get(8 * len(clock))
 	for rank, round := range clock {
 		binary.LittleEndian.PutUint64(b.Bytes[8*rank:], round)
 	}

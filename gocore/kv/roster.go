@@ -33,7 +33,7 @@ func (r *roster) highest() int {
 	return highest
 }
 
-// bury begins an epoch without a worker.
+// bury begins an epoch without a worker, or with the same workers if rank is negative.
 func (r *roster) bury(rank int) {
 	r.ranks = append(r.ranks, slices.DeleteFunc(slices.Clone(r.last()), func(other int) bool { return other == rank }))
 }

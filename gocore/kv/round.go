@@ -48,13 +48,14 @@ type tensor struct {
 	since   uint64        // the first round in which this worker takes part; above 0 if it was admitted later
 	readers int           // pulls that copy from kept, or wait for rows
 
-	rule  *store.Rule // that this worker has set on the aggregators, nil: none
-	rate  float32     // the learning rate that the next rounds carry, if rated
-	rated bool        // they carry one
+	rule    *store.Rule // that this worker has set on the aggregators, nil: none
+	updated bool        // a sum has shown that the aggregators have a rule
+	rate    float32     // the learning rate that the next rounds carry, if rated
+	rated   bool        // they carry one, if this worker leads
 
-	offset []uint64 // by which Resume set each worker's clock off from the rounds; nil: it did not
-	held   bool     // a promise forbids to begin a round
-	moving int      // packets of weights that have to move to other aggregators before the round's contributions leave
+	offset  []uint64  // by which Resume set each worker's clock off from the rounds; nil: it did not
+	held    bool      // a promise forbids to begin a round
+	handing *handOver // moves weights to other aggregators before the round's contributions leave; nil: none has to move
 }
 
 // adopted reports whether the others had begun with the tensor when this worker was admitted.
@@ -139,7 +140,7 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	moved := t.followPlan()
 	w.mu.stats.Rounds++
 	if t.table != nil {
-		return t.beginRows(o)
+		return t.contributions()
 	}
 	if o.kept != nil {
 		t.kept, o.kept = o.kept, nil
@@ -152,18 +153,29 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	default:
 		o.pulls = append(o.pulls, pull{memory: t.kept})
 	}
+	if moved && t.ruled() && w.leads() {
+		return w.handOver(t)
+	}
+	return t.contributions()
+}
+
+// ruled reports whether the aggregators apply an optimiser to the tensor's sums.
+func (t *tensor) ruled() bool { return t.rule != nil || t.updated }
+
+// contributions returns those to the round under way.
+func (t *tensor) contributions() []sending {
 	out := make([]sending, 0, len(t.runs))
 	for _, run := range t.runs {
-		out = t.contribute(o, run, out)
+		out = t.contribute(t.active, run, out)
 	}
-	if t.rule != nil && moved {
-		return w.handOver(t, t.before, out)
-	}
-	return o.leave(out)
+	return t.active.leave(out)
 }
 
 // contribute appends o's contributions to a run of packets.
 func (t *tensor) contribute(o *operation, run plan.Run, out []sending) []sending {
+	if t.table != nil {
+		return t.contributeRows(o, run, out)
+	}
 	if o.source == nil || o.verb == verbInit && !o.worker.leads() {
 		return t.zeros(o, run, out)
 	}
@@ -197,7 +209,7 @@ func (t *tensor) header(kind wire.Kind, o *operation, first uint32) wire.Header 
 	if t.table != nil {
 		h.Codec = wire.CodecRows
 	}
-	if t.rated {
+	if t.rated && o.worker.leads() {
 		h.Flags, h.LearningRate = wire.FlagLearningRate, t.rate
 	}
 	return h
@@ -238,6 +250,7 @@ func (t *tensor) run(packet uint32) plan.Run {
 // other pulls. A worker that recovers copies it when the round has ended.
 func (t *tensor) arrived(h *wire.Header, payload []byte) {
 	o := t.active
+	t.updated = t.updated || h.Flags&wire.FlagWeights != 0
 	if h.Flags&wire.FlagClash != 0 {
 		t.clashed = t.round
 		o.err = fault.New(fault.Mismatch, "%s round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",

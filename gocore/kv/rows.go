@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"cmp"
 	"fmt"
 
 	"slices"
@@ -67,24 +68,21 @@ func (t *tensor) content(p uint32) int {
 	return min(t.table.perPacket, t.table.rows-int(p)*t.table.perPacket) * t.table.row
 }
 
-// beginRows returns the contributions of a table's round: o's parts, and EMPTY for the packets between them.
-func (t *tensor) beginRows(o *operation) (out []sending) {
-	parts := o.parts
-	for _, run := range t.runs {
-		next, end := run.First, run.First+run.Count
-		for len(parts) > 0 && parts[0].packet < end {
-			p := parts[0]
-			parts = parts[1:]
-			out = t.zeros(o, gap(run, next, p.packet), out)
-			h := t.header(wire.Contrib, o, p.packet)
-			h.RawLen = uint32(p.raw)
-			out = append(out, sending{run.Node, run.Lane, h, p.data, o})
-			next = p.packet + 1
+// contributeRows is contribute of a table: o's parts, and EMPTY for the packets between them.
+func (t *tensor) contributeRows(o *operation, run plan.Run, out []sending) []sending {
+	next, end := run.First, run.First+run.Count
+	first, _ := slices.BinarySearchFunc(o.parts, next, func(p rowPart, packet uint32) int { return cmp.Compare(p.packet, packet) })
+	for _, p := range o.parts[first:] {
+		if p.packet >= end {
+			break
 		}
-		out = t.zeros(o, gap(run, next, end), out)
+		out = t.zeros(o, gap(run, next, p.packet), out)
+		h := t.header(wire.Contrib, o, p.packet)
+		h.RawLen = uint32(p.raw)
+		out = append(out, sending{run.Node, run.Lane, h, p.data, o})
+		next = p.packet + 1
 	}
-	o.queued.Add(int32(len(out)))
-	return out
+	return t.zeros(o, gap(run, next, end), out)
 }
 
 // wantsRows reports whether the tensor is a table and h is about its round under way.

@@ -58,7 +58,7 @@ func (w *Worker) MayRule(keys []uint64) error {
 }
 
 // SetLearningRate sets the learning rate of keys (nil: of all that have a rule) for the leader's later pushes, whose headers
-// carry it to the aggregators. On other ranks it only checks its arguments.
+// carry it to the aggregators. Other ranks keep it, as they may become the leader.
 func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	if !wire.GoodLearningRate(rate) {
 		return fault.New(fault.Value, "a learning rate of %v: a float32 number, 0 or more, is expected", rate)
@@ -66,9 +66,6 @@ func (w *Worker) SetLearningRate(keys []uint64, rate float64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	tensors, err := w.pick(keys, (*tensor).isRuled)
-	if !w.leads() {
-		return err
-	}
 	for _, t := range tensors {
 		t.rate, t.rated = float32(rate), true
 	}
@@ -107,7 +104,7 @@ func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*ten
 // mayBeRuled returns an error if the tensor can get no rule now.
 func (t *tensor) mayBeRuled() error {
 	switch {
-	case t.next > 1 && t.rule == nil: // first, since "all keys" means those that were not pushed, of whatever dtype
+	case t.next > 1 && !t.ruled(): // first, since "all keys" means those that were not pushed, of whatever dtype
 		return fault.New(fault.Value, "%s was pushed without an optimiser: set the optimiser before the first push", t.name)
 	case !store.Updatable(t.dtype):
 		return fault.New(fault.Type, "%s holds %v: optimisers work on float16, bfloat16, float32 and float64", t.name, t.dtype)
@@ -116,7 +113,7 @@ func (t *tensor) mayBeRuled() error {
 }
 
 func (t *tensor) isRuled() error {
-	if t.rule == nil {
+	if !t.ruled() {
 		return fault.New(fault.Value, "%s has no optimiser: call set_optimizer() first", t.name)
 	}
 	return nil

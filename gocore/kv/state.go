@@ -41,7 +41,7 @@ func (w *Worker) Resume(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
 	return w.ask(key, i, func(t *tensor) ([]*ask, error) {
 		err := t.idle()
-		if err == nil && t.rule == nil && (t.held || len(t.changes) > 0) {
+		if err == nil && !t.ruled() && (t.held || len(t.changes) > 0) {
 			err = fault.New(fault.Busy, "%s: a part of it is about to move to other aggregators: try again after the next push", t.name).With(t.about())
 		}
 		if err == nil {
@@ -105,7 +105,7 @@ func (t *tensor) parts(op wire.Op, array int, first, count uint32, memory []byte
 func (t *tensor) chunks(op wire.Op, run plan.Run, packet uint32, array int, memory []byte) (all []*ask) {
 	for chunk := 0; len(memory) > 0; chunk++ {
 		n := min(len(memory), wire.PacketBytes)
-		all = append(all, t.part(op, run, packet, store.Chunk(array, chunk), memory[:n]))
+		all = append(all, t.part(op, run, packet, store.Part(array, chunk), memory[:n]))
 		memory = memory[n:]
 	}
 	return all

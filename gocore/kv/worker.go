@@ -458,8 +458,8 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 		waiting.Text = fmt.Sprintf("%s: its last sum is being copied, then the next round starts", t.name)
 		return waiting
 	}
-	if t.moving > 0 {
-		waiting.Text = fmt.Sprintf("%s round %d: the weights of %d packets move to other aggregators first, as the plan has changed", t.name, t.round, t.moving)
+	if t.handing != nil {
+		waiting.Text = fmt.Sprintf("%s round %d: the weights of %d packets move to other aggregators first, as the plan has changed", t.name, t.round, t.handing.moving())
 		return waiting
 	}
 	text := fmt.Sprintf("%s round %d: the sums of %d of %d packets are here", t.name, t.round, t.active.count, t.packets)

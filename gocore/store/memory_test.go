@@ -28,7 +28,7 @@ func TestZerosTakeNoMemory(t *testing.T) {
 		"another size":  {func(r *rig) { r.refuses(1, []float64{3}) }, 0},
 		"a value again": {func(r *rig) { r.value(zeros); r.value(zeros) }, 0},
 		"its state": {func(r *rig) {
-			b, err := r.Read(tensorID, packetID, Chunk(ArrayValue, 0), len(r.bytes(zeros)))
+			b, err := r.Read(tensorID, packetID, Part(ArrayValue, 0), len(r.bytes(zeros)))
 			if err != nil || !slices.Equal(r.values(b.Bytes), zeros) {
 				r.t.Fatal(b, err)
 			}

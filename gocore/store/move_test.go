@@ -12,7 +12,7 @@ import (
 )
 
 var arrived = Arrival{
-	DType: wire.Float32, Bytes: 8, Plan: 7, Round: 5, Steps: 5, Rate: 0.25, Offset: []uint64{0, 3}, Rule: Rule{Kind: SGD, Rate: 0.5, Momentum: 0.5},
+	DType: wire.Float32, Bytes: 8, Plan: 7, Round: 5, Steps: 5, Rate: 0.25, Offset: []uint64{0, 3}, Rule: &Rule{Kind: SGD, Rate: 0.5, Momentum: 0.5},
 }
 
 // A packet that moves goes on where it was, with its clock, and is gone from where it was.
@@ -22,7 +22,7 @@ func TestAPacketMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	for array, values := range map[int][]float64{ArrayValue: {3, 4}, ArrayState: {8, 16}} {
-		if err := r.Write(9, 4, Chunk(array, 0), r.bytes(values)); err != nil {
+		if err := r.Write(9, 4, Part(array, 0), r.bytes(values)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -38,16 +38,16 @@ func TestAPacketMoves(t *testing.T) {
 		t.Errorf("the weights are %v", got)
 	}
 	sum.Buffer.Release()
-	if err := r.Leave(9, wire.Clock{First: 4, Count: 1, Complete: 5}); err != nil || r.Clock(9, about)[0] == 0 {
+	if err := r.Leave(9, wire.Clock{First: 4, Count: 1, Complete: 5}, 8); err != nil || r.Clock(9, about)[0] == 0 {
 		t.Errorf("a packet that has come back since is forgotten: %v", err)
 	}
-	if err := r.Leave(9, wire.Clock{First: 0, Count: 1 << 20, Complete: 6}); err != nil {
+	if err := r.Leave(9, wire.Clock{First: 0, Count: 1 << 20, Complete: 6}, 8); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Read(9, 4, Chunk(ArrayValue, 0), 8); fault.CodeOf(err) != fault.Key {
+	if _, err := r.Read(9, 4, Part(ArrayValue, 0), 8); fault.CodeOf(err) != fault.Key {
 		t.Errorf("a packet that has moved away: %v", err)
 	}
-	if err := r.Leave(10, about); fault.CodeOf(err) != fault.Key {
+	if err := r.Leave(10, about, 8); fault.CodeOf(err) != fault.Key {
 		t.Errorf("an unknown tensor: %v", err)
 	}
 	r.end()
@@ -72,17 +72,20 @@ func TestAPacketComesBack(t *testing.T) {
 func TestArrivalsThatAreRefused(t *testing.T) {
 	r := newRig(t, 2, wire.Sync, wire.Float32, []float64{1, 2})
 	for name, change := range map[string]func(a *Arrival){
-		"the clock is of 3 workers":   func(a *Arrival) { a.Offset = make([]uint64, 3) },
-		"but the tensor here is of":   func(a *Arrival) { a.DType = wire.Float64 },
-		"no optimiser works on int32": func(a *Arrival) { a.DType = wire.Int32 },
-		"no optimiser works on":       func(a *Arrival) { a.DType = 255 },
-		"of 0 bytes":                  func(a *Arrival) { a.Bytes = 0 },
-		"of 6 bytes":                  func(a *Arrival) { a.Bytes = 6 },
-		"of 16388 bytes":              func(a *Arrival) { a.Bytes = wire.PacketBytes + 4 },
-		"round 0":                     func(a *Arrival) { a.Round = 0 },
-		"rate of -1":                  func(a *Arrival) { a.Rate = -1 },
-		"optimiser LION":              func(a *Arrival) { a.Rule.Kind = "LION" },
-		"round 18446744073709551615":  func(a *Arrival) { a.Round = math.MaxUint64 },
+		"the clock is of 3 workers":  func(a *Arrival) { a.Offset = make([]uint64, 3) },
+		"but the tensor here is of":  func(a *Arrival) { a.DType = wire.Float64 },
+		"a moved packet of int32":    func(a *Arrival) { a.DType = wire.Int32 },
+		"there are no such weights":  func(a *Arrival) { a.DType = 255 },
+		"codec 7":                    func(a *Arrival) { a.Codec = 7 },
+		"invalid consistency":        func(a *Arrival) { a.Policy = wire.MaxDelay + 2 },
+		"the rounds of 0 workers":    func(a *Arrival) { a.Policy = wire.Async },
+		"the clock is of 1 workers":  func(a *Arrival) { a.Policy, a.Arrived = wire.Async, []uint64{1} },
+		"of 0 bytes":                 func(a *Arrival) { a.Bytes = 0 },
+		"of 6 bytes":                 func(a *Arrival) { a.Bytes = 6 },
+		"of 16388 bytes":             func(a *Arrival) { a.Bytes = wire.PacketBytes + 4 },
+		"rate of -1":                 func(a *Arrival) { a.Rate = -1 },
+		"optimiser LION":             func(a *Arrival) { a.Rule = &Rule{Kind: "LION"} },
+		"round 18446744073709551615": func(a *Arrival) { a.Round = math.MaxUint64 },
 	} {
 		a := arrived
 		change(&a)
@@ -100,6 +103,7 @@ func TestArrivalsThatAreRefused(t *testing.T) {
 func FuzzArrival(f *testing.F) {
 	f.Add(arrived.Text())
 	f.Add([]byte(`{"dtype":12,"bytes":4,"round":1,"rule":{"kind":"Adam","betas":[0.9]}}`))
+	f.Add([]byte(`{"dtype":12,"policy":65535,"codec":1,"bytes":4,"arrived":[1,2]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		a, err := ParseArrival(text)
 		if err != nil {

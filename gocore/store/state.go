@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"fptps/gocore/aggregate"
 	"fptps/gocore/fault"
@@ -20,11 +21,29 @@ const (
 	Arrays     = ArrayState + maxStates
 )
 
+// Chunk is a part of an array that fits in a packet.
+type Chunk struct {
+	Part        uint16 // its number
+	Array       int
+	From, Bytes int // of the array
+}
+
+// Chunks lists those of the arrays of a packet that has the given bytes.
+func Chunks(d wire.DType, arrays []int, bytes int) (list []Chunk) {
+	for _, array := range arrays {
+		size := ArrayBytes(d, array, bytes)
+		for from := 0; from < size; from += wire.PacketBytes {
+			list = append(list, Chunk{Part(array, from/wire.PacketBytes), array, from, min(size-from, wire.PacketBytes)})
+		}
+	}
+	return list
+}
+
 // chunksPerArray is 2 because the float32 master copy of 16-bit floats is twice as large as a packet.
 const chunksPerArray = 2
 
-// Weights lists the arrays that a packet's weights are made of, without steps and rate: what moves to another aggregator.
-func (r *Rule) Weights() []int {
+// Arrays lists the arrays that a packet's weights are made of, beside what an Arrival says of them.
+func (r *Rule) Arrays() []int {
 	arrays := []int{ArrayValue}
 	for i := range r.stateCount() {
 		arrays = append(arrays, ArrayState+i)
@@ -45,8 +64,8 @@ func ArrayBytes(d wire.DType, array, bytes int) int {
 	return bytes
 }
 
-// Chunk is the number of chunk n of an array; a chunk has at most wire.PacketBytes.
-func Chunk(array, n int) uint16 { return uint16(array*chunksPerArray + n) }
+// Part is the number of chunk n of an array; a chunk has at most wire.PacketBytes.
+func Part(array, n int) uint16 { return uint16(array*chunksPerArray + n) }
 
 // Read copies a chunk of a packet's state into a buffer that the caller owns.
 func (s *Store) Read(tensor, packet uint32, part uint16, bytes int) (*aggregate.Buffer, error) {
@@ -67,6 +86,7 @@ func (s *Store) Write(tensor, packet uint32, part uint16, bytes []byte) error {
 	}
 	t := s.tensors[tensor]
 	p := t.packets[packet]
+	p.incoming = slices.DeleteFunc(p.incoming, func(other uint16) bool { return other == part })
 	switch int(part) / chunksPerArray {
 	case ArraySteps:
 		p.steps = binary.LittleEndian.Uint64(bytes)

@@ -15,9 +15,9 @@ func (r *rig) copyState(to *rig, bytes int) {
 	for array := range ArrayState + r.tensors[tensorID].rule.stateCount() {
 		left := ArrayBytes(r.dtype, array, bytes)
 		for n := 0; left > 0 && array != ArraySent; n++ {
-			b, err := r.Read(tensorID, packetID, Chunk(array, n), min(left, wire.PacketBytes))
+			b, err := r.Read(tensorID, packetID, Part(array, n), min(left, wire.PacketBytes))
 			if err == nil {
-				err = to.Write(tensorID, packetID, Chunk(array, n), b.Bytes)
+				err = to.Write(tensorID, packetID, Part(array, n), b.Bytes)
 				b.Release()
 			}
 			if err != nil {
@@ -61,7 +61,7 @@ func TestWriteTearsNoReply(t *testing.T) {
 	r := newRig(t, 2, wire.Async, wire.Float32, []float64{1, 2})
 	replies, err := r.Push(0, r.contribution(1, 8), r.bytes([]float64{10, 20}), nil, nil)
 	if err == nil {
-		err = r.Write(tensorID, packetID, Chunk(ArrayValue, 0), r.bytes([]float64{5}))
+		err = r.Write(tensorID, packetID, Part(ArrayValue, 0), r.bytes([]float64{5}))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestWriteTearsNoReply(t *testing.T) {
 		t.Errorf("the reply became %v", got)
 	}
 	replies[0].Buffer.Release()
-	b, err := r.Read(tensorID, packetID, Chunk(ArraySent, 0), 8)
+	b, err := r.Read(tensorID, packetID, Part(ArraySent, 0), 8)
 	if err != nil || !slices.Equal(r.values(b.Bytes), []float64{5, 22}) {
 		t.Errorf("the weights are %v, error %v", r.values(b.Bytes), err)
 	}
@@ -90,16 +90,16 @@ func TestInvalidChunksAreRefused(t *testing.T) {
 		bytes          int
 		code           fault.Code
 	}{
-		"plain sum":       {plain, tensorID, packetID, Chunk(ArrayValue, 0), 4, fault.Key},
-		"another tensor":  {kept, tensorID + 1, packetID, Chunk(ArrayValue, 0), 8, fault.Key},
-		"another packet":  {kept, tensorID, packetID + 1, Chunk(ArrayValue, 0), 8, fault.Key},
-		"another array":   {kept, tensorID, packetID, Chunk(ArrayState+1, 0), 8, fault.Value},
-		"another part":    {kept, tensorID, packetID, Chunk(ArrayValue, 1), 8, fault.Value},
+		"plain sum":       {plain, tensorID, packetID, Part(ArrayValue, 0), 4, fault.Key},
+		"another tensor":  {kept, tensorID + 1, packetID, Part(ArrayValue, 0), 8, fault.Key},
+		"another packet":  {kept, tensorID, packetID + 1, Part(ArrayValue, 0), 8, fault.Key},
+		"another array":   {kept, tensorID, packetID, Part(ArrayState+1, 0), 8, fault.Value},
+		"another part":    {kept, tensorID, packetID, Part(ArrayValue, 1), 8, fault.Value},
 		"the last number": {kept, tensorID, packetID, 65535, 8, fault.Value},
-		"too much":        {kept, tensorID, packetID, Chunk(ArrayState, 0), 12, fault.Value},
-		"nothing":         {kept, tensorID, packetID, Chunk(ArrayState, 0), 0, fault.Value},
-		"half a number":   {kept, tensorID, packetID, Chunk(ArraySteps, 0), 4, fault.Value},
-		"a quantised one": {quantised(t), tensorID, packetID, Chunk(ArrayValue, 0), 4, fault.Type},
+		"too much":        {kept, tensorID, packetID, Part(ArrayState, 0), 12, fault.Value},
+		"nothing":         {kept, tensorID, packetID, Part(ArrayState, 0), 0, fault.Value},
+		"half a number":   {kept, tensorID, packetID, Part(ArraySteps, 0), 4, fault.Value},
+		"a quantised one": {quantised(t), tensorID, packetID, Part(ArrayValue, 0), 4, fault.Type},
 	} {
 		if _, err := tc.of.Read(tc.tensor, tc.packet, tc.part, tc.bytes); fault.CodeOf(err) != tc.code {
 			t.Errorf("reading %s: %v", name, err)
@@ -108,10 +108,10 @@ func TestInvalidChunksAreRefused(t *testing.T) {
 			t.Errorf("writing %s: %v", name, err)
 		}
 	}
-	if err := kept.Write(tensorID, packetID, Chunk(ArrayRate, 0), []byte{0, 0, 0, 0, 0, 0, 0xf0, 0xff}); fault.CodeOf(err) != fault.Value {
+	if err := kept.Write(tensorID, packetID, Part(ArrayRate, 0), []byte{0, 0, 0, 0, 0, 0, 0xf0, 0xff}); fault.CodeOf(err) != fault.Value {
 		t.Errorf("writing a learning rate of minus infinity: %v", err)
 	}
-	if err := kept.Write(tensorID, packetID, Chunk(ArraySent, 0), make([]byte, 8)); fault.CodeOf(err) != fault.Value {
+	if err := kept.Write(tensorID, packetID, Part(ArraySent, 0), make([]byte, 8)); fault.CodeOf(err) != fault.Value {
 		t.Errorf("writing what is sent: %v", err)
 	}
 	plain.end()

@@ -58,6 +58,8 @@ type weights struct {
 	rate   float64           // the learning rate
 	steps  uint64            // updates since the rule was set
 
+	incoming []uint16 // chunks that are still to come, of a packet that arrives from another aggregator
+
 	arrived []uint64      // Bounded and Async: the last round that arrived from each worker
 	waiting []pendingPush // those of arrived that are not applied yet, at most one per worker
 }
@@ -101,6 +103,9 @@ func (s *Store) Complete(sum *aggregate.Sum) error {
 		}
 		p.value.Retain(1)
 		sum.Buffer, h.WireLen = p.value, h.RawLen
+	}
+	if t.rule != nil {
+		h.Flags |= wire.FlagWeights
 	}
 	return nil
 }

@@ -13,8 +13,9 @@ const (
 	AskState                       // returns RawLen bytes of a chunk of a packet's state
 	AskRestore                     // sets a chunk of a packet's state to the payload
 	AskArrive                      // makes a packet of weights that another aggregator has kept so far; the payload describes it: store.Arrival
-	AskLeave                       // forgets the packets that the payload names (Clock), which have moved to another aggregator
+	AskLeave                       // forgets the packets that the payload names (Clock), which have moved to another aggregator under the plan whose number follows, a uint16
 	AskRows                        // returns rows of a packet of a table (CodecRows): the payload holds their numbers, RawLen is their size
+	AskDepart                      // returns the description of a packet of weights that will move to another aggregator: store.Arrival
 	AskInventory                   // returns a chunk, that with the number in Packet, of what a worker keeps for newcomers; it goes to the worker of a node
 	askEnd
 )
@@ -22,8 +23,11 @@ const (
 func (h *Header) asks() bool { return h.Kind == Ask || h.Kind == Answer }
 
 func (h *Header) goodOp() bool {
-	if h.asks() {
+	switch {
+	case h.asks():
 		return h.Op >= AskRule && h.Op < askEnd
+	case h.Kind == Replica:
+		return h.Op >= AskRule && h.Op < replicaEnd
 	}
 	return h.Op < opEnd
 }

@@ -23,20 +23,22 @@ type Kind uint8
 
 // The kinds of packets.
 const (
-	Contrib Kind = iota + 1 // a worker's values for one packet of one round
-	Sum                     // the sum of one packet; without payload it is all zeros
-	Empty                   // zeros from one worker for Run packets, without the payload
-	Ask                     // a request of a worker to an aggregator about a tensor; Op says which
-	Missing                 // an aggregator names the nodes that a round waits for: node ids as uint32s
-	Goodbye                 // the last packet of a connection that ends in order
-	Answer                  // the answer to an Ask, with its Number and Op
-	Part                    // a part of a message of an app (package ps), from Packet 0 on
-	Want                    // a worker asks for the values of Run packets of a tensor: each comes as a Sum of the round that this names
-	Probe                   // fills a link to another host, so that what it carries can be measured; nobody reads the payload
-	Have                    // after the death of an aggregator, a worker names Run packets of which it has the sum of Round
-	Recall                  // an aggregator asks a worker for a sum that the worker has named
-	Kept                    // the answer: that sum; without payload as for Sum
-	Ack                     // says nothing but Received
+	Contrib    Kind = iota + 1 // a worker's values for one packet of one round
+	Sum                        // the sum of one packet; without payload it is all zeros
+	Empty                      // zeros from one worker for Run packets, without the payload
+	Ask                        // a request of a worker to an aggregator about a tensor; Op says which
+	Missing                    // an aggregator names the nodes that a round waits for: node ids as uint32s
+	Goodbye                    // the last packet of a connection that ends in order
+	Answer                     // the answer to an Ask, with its Number and Op
+	Part                       // a part of a message of an app (package ps), from Packet 0 on
+	Want                       // a worker asks for the values of Run packets of a tensor: each comes as a Sum of the round that this names
+	Probe                      // fills a link to another host, so that what it carries can be measured; nobody reads the payload
+	Have                       // after the death of an aggregator, a worker names Run packets of which it has the sum of Round
+	Recall                     // an aggregator asks a worker for a sum that the worker has named
+	Kept                       // the answer: that sum; without payload as for Sum
+	Ack                        // says nothing but Received
+	Replica                    // an aggregator sends its backup what it stores; Op says how. See replica.go
+	Replicated                 // the answer, when the backup has stored it
 	kindEnd
 )
 
@@ -66,6 +68,7 @@ const (
 	FlagLast                           // Contrib: the sender's last packet of this tensor and round for this aggregator
 	FlagLearningRate                   // Contrib and Empty: LearningRate applies from this round on
 	FlagRefused                        // Answer: the request was refused; the payload says why
+	FlagWeights                        // Sum, Kept: the weights that an optimiser has made of it
 	flagEnd
 )
 
@@ -81,13 +84,14 @@ type Header struct {
 	Packet       uint32 // number within the tensor
 	Run          uint32 // Empty, Want, Have, and Sum of a table: number of packets; else 1
 	Round        uint64 // the tensor's n-th push; 0 is init
+	Rank         uint16 // Replica: of the worker whose push it is
 	Epoch        uint16 // Contrib, Empty, Sum, Want, Have, Recall, Kept: of the round; see gocore/aggregate
 	Number       uint64 // Ask, Answer: of the ask; Part: of the message
 	Priority     int32  // larger is more urgent
 	Contributors uint16 // Sum: number of workers that contributed
-	Policy       Policy // Contrib, Empty: consistency of the tensor
-	Plan         uint16 // Contrib, Empty: number of the plan, modulo 2^16; all contributions to a round have the same
-	Part         uint16 // Ask, Answer: chunk of a packet's state; see gocore/store
+	Policy       Policy // Contrib, Empty, Replica of a value: consistency of the tensor
+	Plan         uint16 // Contrib, Empty, Replica of a value: number of the plan, modulo 2^16; all contributions to a round have the same
+	Part         uint16 // Ask, Answer, Replica of an Ask: chunk of a packet's state; see gocore/store
 	Ahead        uint16 // number of packets of the same length that follow directly, with the next numbers of this tensor and round
 	RawLen       uint32 // bytes of the elements, at most PacketBytes; Empty: of the last packet of the run
 	WireLen      uint32 // bytes of the payload that follows
@@ -113,11 +117,11 @@ func (h *Header) Put(b []byte) {
 	le.PutUint16(b[36:], h.Queue)
 	le.PutUint16(b[38:], h.Plan)
 	le.PutUint32(b[40:], uint32(h.Priority))
-	switch h.Kind {
-	case Contrib, Empty:
+	switch {
+	case h.contributes():
 		le.PutUint64(b[24:], h.Round)
 		le.PutUint16(b[44:], uint16(h.Policy))
-	case Ask, Answer, Part:
+	case h.numbered():
 		le.PutUint64(b[24:], h.Number)
 		le.PutUint16(b[44:], h.Part)
 	default:
@@ -128,7 +132,11 @@ func (h *Header) Put(b []byte) {
 	le.PutUint16(b[48:], uint16(h.RawLen))
 	le.PutUint16(b[50:], h.Uplink)
 	le.PutUint16(b[52:], uint16(h.WireLen))
-	le.PutUint16(b[54:], h.Epoch)
+	if h.Kind == Replica {
+		le.PutUint16(b[54:], h.Rank)
+	} else {
+		le.PutUint16(b[54:], h.Epoch)
+	}
 	if h.Flags&FlagLearningRate != 0 {
 		le.PutUint32(b[56:], math.Float32bits(h.LearningRate))
 	} else {
@@ -158,16 +166,21 @@ func (h *Header) Get(b []byte) error {
 		Kind: Kind(b[3]), Flags: b[4], DType: DType(b[5]), Op: Op(b[6]), Codec: Codec(b[7]),
 		Tensor: le.Uint32(b[8:]), Packet: le.Uint32(b[12:]), Run: le.Uint32(b[16:]),
 		Priority: int32(le.Uint32(b[40:])), Ahead: le.Uint16(b[46:]),
-		RawLen: uint32(le.Uint16(b[48:])), WireLen: uint32(le.Uint16(b[52:])), Epoch: le.Uint16(b[54:]),
+		RawLen: uint32(le.Uint16(b[48:])), WireLen: uint32(le.Uint16(b[52:])),
 		Sent: le.Uint32(b[20:]), Waited: le.Uint32(b[32:]), Queue: le.Uint16(b[36:]), Plan: le.Uint16(b[38:]), Uplink: le.Uint16(b[50:]),
 	}
-	switch number, detail := le.Uint64(b[24:]), le.Uint16(b[44:]); h.Kind {
-	case Contrib, Empty:
+	switch number, detail := le.Uint64(b[24:]), le.Uint16(b[44:]); {
+	case h.contributes():
 		h.Round, h.Policy = number, Policy(detail)
-	case Ask, Answer, Part:
+	case h.numbered():
 		h.Number, h.Part = number, detail
 	default:
 		h.Round, h.Contributors = number, detail
+	}
+	if last := le.Uint16(b[54:]); h.Kind == Replica {
+		h.Rank = last
+	} else {
+		h.Epoch = last
 	}
 	if last := le.Uint32(b[56:]); h.Flags&FlagLearningRate != 0 {
 		h.LearningRate = math.Float32frombits(last)
@@ -175,6 +188,16 @@ func (h *Header) Get(b []byte) error {
 		h.Received = last
 	}
 	return h.check()
+}
+
+// contributes reports whether the packet is a worker's contribution, or the replica of one.
+func (h *Header) contributes() bool {
+	return h.Kind == Contrib || h.Kind == Empty || h.Kind == Replica && !h.replicatesAsk()
+}
+
+// numbered reports whether the packet has a Number and a Part instead of a round.
+func (h *Header) numbered() bool {
+	return h.Kind == Ask || h.Kind == Answer || h.Kind == Part || h.Kind == Replica && h.replicatesAsk()
 }
 
 // MayLead reports whether the header of such a packet may announce the packets after it. The first part of a message may not:
@@ -200,11 +223,11 @@ func (h *Header) check() error {
 	} else if err := h.checkKind(); err != nil {
 		return err
 	}
-	contributes := h.Kind == Contrib || h.Kind == Empty
+	contributes := h.contributes()
 	if h.Plan != 0 && !contributes {
 		return fmt.Errorf("kind %d with a plan", h.Kind)
 	}
-	if h.Epoch != 0 && !contributes && h.Kind != Sum && h.Kind != Want && h.Kind != Have && h.Kind != Recall && h.Kind != Kept {
+	if h.Epoch != 0 && h.Kind != Contrib && h.Kind != Empty && h.Kind != Sum && h.Kind != Want && h.Kind != Have && h.Kind != Recall && h.Kind != Kept {
 		return fmt.Errorf("kind %d with an epoch", h.Kind)
 	}
 	if contributes && !h.Policy.Valid() {
@@ -249,6 +272,12 @@ func (h *Header) checkKind() error {
 	case Want, Have, Recall:
 		if h.DType != 0 || h.RawLen != 0 || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun {
 			return fmt.Errorf("kind %d about %d packets with %d bytes", h.Kind, h.Run, h.WireLen)
+		}
+	case Replica:
+		return h.checkReplica()
+	case Replicated:
+		if h.DType != 0 || h.WireLen != 0 || h.RawLen != 0 || h.Run != 1 {
+			return fmt.Errorf("the answer of a backup has %d bytes (%d on the wire), run %d", h.RawLen, h.WireLen, h.Run)
 		}
 	case Probe:
 		if h.DType != 0 || h.WireLen == 0 || h.RawLen != h.WireLen || h.Run != 1 {

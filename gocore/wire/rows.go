@@ -74,19 +74,19 @@ func eachRun(numbers []byte, row int, f func(at, from, end int)) error {
 // checkRows is checkKind for tables.
 func (h *Header) checkRows() error {
 	element := uint32(h.DType.Size())
-	switch h.Kind {
-	case Contrib:
+	switch kind := h.Kind; {
+	case kind == Contrib, kind == Replica && h.contributes() && h.WireLen > 0:
 		if element == 0 || h.Run != 1 || h.RawLen == 0 || h.WireLen < h.RawLen || (h.WireLen-h.RawLen)%rowNumberBytes != 0 || h.RawLen%element != 0 {
 			return fmt.Errorf("rows of %v: %d bytes (%d on the wire), run %d", h.DType, h.RawLen, h.WireLen, h.Run)
 		}
 		if n := uint32(h.rows()); n > 0 && (h.RawLen%n != 0 || h.RawLen/n%element != 0) {
 			return fmt.Errorf("%d rows of %v in %d bytes", n, h.DType, h.RawLen)
 		}
-	case Empty, Sum:
+	case kind == Empty, kind == Sum, kind == Replica && h.contributes():
 		if element == 0 || h.WireLen != 0 || h.Run == 0 || h.Run > MaxRun || h.RawLen != PacketBytes {
 			return fmt.Errorf("%d packets without rows of %v, of %d bytes (%d on the wire)", h.Run, h.DType, h.RawLen, h.WireLen)
 		}
-	case Ask:
+	case kind == Ask:
 		n := uint32(h.rows())
 		if h.Op != AskRows || h.Flags != 0 || h.DType != 0 || h.Run != 1 || n == 0 || h.WireLen%rowNumberBytes != 0 || h.RawLen == 0 || h.RawLen%n != 0 {
 			return fmt.Errorf("ask for %d rows, %d bytes, run %d", n, h.RawLen, h.Run)

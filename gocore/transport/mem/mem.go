@@ -153,6 +153,7 @@ func (n *Network) next() (r *run, to transport.Handler, open bool) {
 	} else if n.mu.queue[newest].m.Header.Kind == wire.Sum {
 		i = newest
 	}
+	i = n.firstOfOrder(i)
 	r = n.mu.queue[i]
 	switch {
 	case !r.last():
@@ -165,6 +166,17 @@ func (n *Network) next() (r *run, to transport.Handler, open bool) {
 		n.mu.queue = n.mu.queue[1:]
 	}
 	return r, n.mu.nodes[r.to], true
+}
+
+// firstOfOrder returns the index of the first run that the sockets would deliver before run i, whatever pick says: replicas of the same priority keep their order.
+func (n *Network) firstOfOrder(i int) int {
+	r := n.mu.queue[i]
+	if r.m.Header.Kind != wire.Replica {
+		return i
+	}
+	return slices.IndexFunc(n.mu.queue, func(other *run) bool {
+		return other.from == r.from && other.to == r.to && other.m.Header.Kind == wire.Replica && other.m.Header.Priority == r.m.Header.Priority
+	})
 }
 
 func (n *Network) tick() {

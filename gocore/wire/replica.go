@@ -1,0 +1,29 @@
+package wire
+
+import "fmt"
+
+// An aggregator may have a backup: another one, which applies everything that changes the aggregator's store to a replica of it. A Replica is
+// one such change: that by an Ask, with its operation, or one of these.
+const (
+	ReplicaInit   Op = askEnd + iota // the initial value of a packet; without payload it is zeros
+	ReplicaUpdate                    // the sum of round Round, to which the optimiser is applied; without payload nothing is
+	ReplicaDrop                      // the initial value is dropped, as round Round is a plain sum
+	ReplicaPush                      // the push of worker Rank, with its own round Round; without payload it skips
+	replicaEnd
+)
+
+// replicatesAsk reports whether a Replica is the change by an Ask.
+func (h *Header) replicatesAsk() bool { return h.Op < ReplicaInit }
+
+// checkReplica is checkKind for Replica.
+func (h *Header) checkReplica() error {
+	switch {
+	case h.Run != 1 || h.WireLen != h.RawLen && h.WireLen != 0:
+		return fmt.Errorf("replica of %d bytes, %d on the wire, run %d", h.RawLen, h.WireLen, h.Run)
+	case h.replicatesAsk() && (h.DType != 0 || h.Rank != 0):
+		return fmt.Errorf("replica of a request with dtype %d and rank %d", h.DType, h.Rank)
+	case !h.replicatesAsk() && (!h.DType.Valid() || h.RawLen == 0 || int(h.RawLen)%h.DType.Size() != 0):
+		return fmt.Errorf("replica of %d bytes of %v", h.RawLen, h.DType)
+	}
+	return nil
+}
