@@ -32,7 +32,7 @@ func (s *Scheduler) lacks(id int) string {
 		return "It was the last worker"
 	case worker && left < s.c.MinWorkers:
 		return fmt.Sprintf("It leaves %s, and FPTPS_MIN_WORKERS=%d", count(left, "worker"), s.c.MinWorkers)
-	case kept == "":
+	case kept == "" || s.heir(id) != 0:
 		return ""
 	case worker:
 		return "The rounds that it had begun cannot be repeated without it, as the aggregators keep " + kept
@@ -67,9 +67,15 @@ func (l *ledger) stateful() string {
 	return fmt.Sprintf("the %v values of %s", a.Policy.Applied(), wire.KeyText(key, a.Name))
 }
 
+// settles reports whether an epoch begins with the death of a node.
+func (s *Scheduler) settles(id int) bool {
+	m := s.members[id]
+	return !m.Newcomer && (m.Role == RoleWorker || s.view.Replicates)
+}
+
 // bury removes a dead node from the cluster.
 func (s *Scheduler) bury(now time.Time, id int, why string) {
-	rank, newcomer := wire.RankOfWorker(id), s.members[id].Newcomer
+	rank, settles, heir := wire.RankOfWorker(id), s.settles(id), s.heir(id)
 	delete(s.members, id)
 	s.buried[id] = true
 	s.detach(id)
@@ -77,11 +83,12 @@ func (s *Scheduler) bury(now time.Time, id int, why string) {
 	if rank >= 0 {
 		s.answer(s.ledger.bury(rank))
 	}
-	if rank >= 0 && !newcomer {
+	if settles {
 		s.beginSettlement(now)
 	}
+	s.backups.bury(id, heir, s.epoch)
 	s.settle(now)
-	if c := s.planner.bury(now, id, s.takesPart()); c != nil {
+	if c := s.planner.bury(now, id, inherits(heir, s.takesPart())); c != nil {
 		s.abort(c)
 	}
 	s.admitNewcomers(now)
@@ -92,9 +99,9 @@ func (s *Scheduler) bury(now time.Time, id int, why string) {
 	}
 }
 
-// bury divides the share of a dead node among the others, as the workers do. A change that is being introduced may give that node a
+// bury divides the share of a dead node among its heirs, as the workers do. A change that is being introduced may give that node a
 // share: bury returns it, and the caller withdraws it.
-func (p *planner) bury(now time.Time, id int, others []int) (withdrawn *change) {
+func (p *planner) bury(now time.Time, id int, heirs []int) (withdrawn *change) {
 	delete(p.reports, id)
 	withdrawn, p.change = p.change, nil
 	if withdrawn != nil && withdrawn.again {
@@ -104,37 +111,43 @@ func (p *planner) bury(now time.Time, id int, others []int) (withdrawn *change) 
 		p.joined = append(p.joined, withdrawn.joined...)
 	}
 	p.joined = slices.DeleteFunc(p.joined, func(other int) bool { return other == id })
-	p.shares = heirs(p.shares, uint32(id), others)
+	p.shares = inherited(p.shares, uint32(id), heirs)
 	if p.active {
 		p.looks, p.lookTime = looks, now.Add(observeTime)
 	}
 	return withdrawn
 }
 
-// heirs are the shares after the others have got equal parts of a dead node's share.
-func heirs(shares []plan.Share, dead uint32, others []int) []plan.Share {
+// inherited are the shares after the heirs have got equal parts of a dead node's share.
+func inherited(shares []plan.Share, dead uint32, heirs []int) (list []plan.Share) {
+	n, part, most := uint64(len(heirs)), uint64(0), uint64(1)
 	of := map[uint32]uint64{}
 	for _, s := range shares {
-		of[s.Node] = uint64(s.Share)
+		if s.Node == dead {
+			part = uint64(s.Share)
+		} else {
+			of[s.Node] = uint64(s.Share) * n
+		}
 	}
-	most := uint64(1)
-	for _, id := range others {
-		most = max(most, of[uint32(id)]*uint64(len(others))+of[dead])
+	for _, id := range heirs {
+		of[uint32(id)] += part
 	}
-	var list []plan.Share
-	for _, id := range others {
-		share := of[uint32(id)]*uint64(len(others)) + of[dead]
+	for _, share := range of {
+		most = max(most, share)
+	}
+	for id, share := range of {
 		if most > wire.MaxShare {
 			share = share * wire.MaxShare / most
 		}
-		list = append(list, plan.Share{Node: uint32(id), Share: uint32(share)})
+		list = append(list, plan.Share{Node: id, Share: uint32(share)})
 	}
 	slices.SortFunc(list, func(a, b plan.Share) int { return int(a.Node) - int(b.Node) })
 	return list
 }
 
-// buried handles the verdict that a node is dead while the cluster goes on. epoch is that which begins with the death of a worker.
-func (p *Postoffice) buried(id int, why string, epoch int) {
+// buried handles the verdict that a node is dead while the cluster goes on.
+func (p *Postoffice) buried(b Burial) {
+	id := b.ID
 	m := p.View().Member(id)
 	if m.ID == 0 || m.Role == RoleScheduler {
 		return
@@ -142,7 +155,7 @@ func (p *Postoffice) buried(id int, why string, epoch int) {
 	delete(p.closed, id)
 	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
 	p.mail.change(p.View().Without(id), id)
-	p.events.buried(id, why, epoch)
+	p.events.buried(b)
 }
 
 // Stateful tells the scheduler that the aggregators will hold something that nobody else has.

@@ -202,7 +202,7 @@ func TestHeirs(t *testing.T) {
 				t.Fatal(err)
 			}
 			ids = ids[1:]
-			shares = heirs(shares, uint32(dead), ids)
+			shares = inherited(shares, uint32(dead), ids)
 			after, err := plan.New(shares)
 			if err != nil {
 				t.Fatalf("seed %d: %v", seed, err)

@@ -100,6 +100,7 @@ type View struct {
 	FastestLink uint64   // of the nodes with which the cluster began, bit/s; 0: not known
 	Replans     bool     // the plan may change: every node may have to sum
 	Recovers    bool     // the cluster goes on after the death of a node where it can: every node may have to sum
+	Replicates  bool     // each aggregator has a backup
 }
 
 // Me is this node.
@@ -200,6 +201,7 @@ type Config struct {
 	HeartbeatInterval time.Duration // 0: no heartbeats
 	HeartbeatTimeout  time.Duration // silence after which a node is dead; 0: never
 	Recovers          bool          // of the scheduler: the cluster goes on after the death of a node where it can
+	Replicas          int           // of the scheduler, with Recovers: of what each aggregator stores; 0 or 1
 	MinWorkers        int           // of the scheduler: with fewer workers it does not
 	MaxWorkers        int           // of the scheduler: more workers at a time are refused; 0: as many as at the start
 	RecoveryTimeout   time.Duration // of the scheduler: how long a dead node's place is kept for a successor; 0: not at all
@@ -221,6 +223,14 @@ func (c Config) log() *slog.Logger {
 // beats reports whether a node without heartbeats is considered dead.
 func (c Config) beats() bool { return c.HeartbeatInterval > 0 && c.HeartbeatTimeout > 0 }
 
+// Burial is the death of a node without which the cluster goes on.
+type Burial struct {
+	ID    int
+	Why   string
+	Epoch int // that begins with it; 0: none does
+	Heir  int // its backup, which has all that it has stored; 0: there is none
+}
+
 // Events holds the callbacks of a Postoffice or a Runner, which calls them on its own
 // goroutine: they must not block, and not call Close. Each may be nil.
 type Events struct {
@@ -230,9 +240,9 @@ type Events struct {
 	Asked func(m Member, missing []string)
 	// Vacated reports that a node is dead, and that its place is kept for a successor.
 	Vacated func(id int, why string)
-	// Buried reports that a node is dead, and that the cluster goes on without it. After the death of a worker, with which an epoch
-	// begins, Survived is called; Settled has the rounds that stand (see kv.Worker.Settle). For a server the epoch is 0.
-	Buried  func(id int, why string, epoch int)
+	// Buried reports that a node is dead, and that the cluster goes on without it. After the death of a worker, or in a cluster with replicas, of
+	// any node, with which an epoch begins, Survived is called; Settled has the rounds that stand (see kv.Worker.Settle).
+	Buried  func(b Burial)
 	Settled func(complete wire.Rounds)
 	// Recovered reports that a successor has taken such a place. It precedes all messages of the successor.
 	Recovered func(m Member)
@@ -277,9 +287,9 @@ func (e Events) vacated(id int, why string) {
 	}
 }
 
-func (e Events) buried(id int, why string, epoch int) {
+func (e Events) buried(b Burial) {
 	if e.Buried != nil {
-		e.Buried(id, why, epoch)
+		e.Buried(b)
 	}
 }
 

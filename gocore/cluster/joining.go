@@ -278,11 +278,15 @@ func (s *Scheduler) assign(now time.Time) {
 	all = append(all, nodeOf(s.self))
 	s.state = running
 	s.view = s.makeView()
+	s.beginBackups()
 	s.planner.shares = s.view.Shares()
 	s.do(Identify{ID: s.self.ID})
 	s.do(Joined{View: s.view})
 	if s.c.Recovers && !s.view.Recovers {
 		s.do(Note{Text: "FPTPS_RECOVERY=1 has no effect in a cluster of ps-lite's classes: the place of a dead node is kept for a successor (FPTPS_RECOVERY_TIMEOUT)"})
+	}
+	if s.c.Replicas > 0 && !s.view.Recovers {
+		s.do(Note{Text: fmt.Sprintf("FPTPS_REPLICAS=%d has no effect without FPTPS_RECOVERY=1: the first death ends the cluster", s.c.Replicas)})
 	}
 	if s.c.MinWorkers > 1 && !s.view.Recovers {
 		s.do(Note{Text: fmt.Sprintf("FPTPS_MIN_WORKERS=%d has no effect without FPTPS_RECOVERY=1: the first death ends the cluster", s.c.MinWorkers)})
@@ -312,6 +316,9 @@ func (s *Scheduler) list(all []*pspb.Node) *pspb.Meta {
 	if s.view.Recovers {
 		list.Recovers = proto.Bool(true)
 	}
+	if s.view.Replicates {
+		list.Replicates = proto.Bool(true)
+	}
 	return list
 }
 
@@ -322,5 +329,6 @@ func (s *Scheduler) makeView() View {
 	}
 	v.Members = append(v.Members, s.self)
 	v.Recovers = s.c.Recovers && !v.Classic() && !v.PSLite()
+	v.Replicates = v.Recovers && s.c.Replicas > 0
 	return v
 }

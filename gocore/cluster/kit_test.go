@@ -57,12 +57,16 @@ func (l *record) events() Events {
 			defer l.mu.Unlock()
 			l.changes = append(l.changes, Name(id)+" died")
 		},
-		Buried: func(id int, why string, epoch int) {
+		Buried: func(b Burial) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.changes = append(l.changes, Name(id)+" is buried: "+why)
-			if epoch > 0 {
-				l.epochs = append(l.epochs, epoch)
+			change := Name(b.ID) + " is buried: " + b.Why
+			if b.Heir != 0 {
+				change += "; heir: " + Name(b.Heir)
+			}
+			l.changes = append(l.changes, change)
+			if b.Epoch > 0 {
+				l.epochs = append(l.epochs, b.Epoch)
 			}
 		},
 		Settled: func(complete wire.Rounds) {

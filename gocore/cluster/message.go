@@ -125,7 +125,7 @@ func validHost(host string) bool {
 // viewOf decodes the scheduler's answer to ADD_NODE for the node me.
 func viewOf(m *pspb.Meta, me Member) (View, error) {
 	nodes := m.GetControl().GetNode()
-	v := View{Epoch: int(m.GetEpoch()), FastestLink: m.GetFastestLink(), Replans: m.GetReplans(), Recovers: m.GetRecovers()}
+	v := View{Epoch: int(m.GetEpoch()), FastestLink: m.GetFastestLink(), Replans: m.GetReplans(), Recovers: m.GetRecovers(), Replicates: m.GetReplicates()}
 	if len(m.GetToken()) == len(v.Token) {
 		copy(v.Token[:], m.GetToken())
 	}

@@ -256,7 +256,7 @@ func (p *Postoffice) verdict(lost *pspb.Lost) {
 	case lost.GetVacant() && id != p.view.Self:
 		p.vacated(id, why)
 	case lost.GetBuried() && id != p.view.Self:
-		p.buried(id, why, int(lost.GetEpoch()))
+		p.buried(Burial{id, why, int(lost.GetEpoch()), int(lost.GetHeir())})
 	default:
 		p.lose(id, why)
 	}

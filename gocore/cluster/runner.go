@@ -213,7 +213,7 @@ func (r *Runner) act(action Action) error {
 	case Buried:
 		r.log.Warn("scheduler: lost "+Name(a.ID)+"; the others go on without it", "reason", a.Why)
 		r.mail.change(a.View, a.ID)
-		r.events.buried(a.ID, a.Why, 0)
+		r.events.buried(Burial{ID: a.ID, Why: a.Why})
 	case Recovered:
 		r.log.Warn("scheduler: a successor has taken the place of " + Name(a.ID))
 		r.mail.view.Store(&a.View)

@@ -61,9 +61,10 @@ type Scheduler struct {
 	suspects   []suspicion
 	acks       *acks
 	planner    planner
+	backups    backups      // see backup.go
 	stateful   string       // what only the aggregators have, "": nothing; see burial.go
 	buried     map[int]bool // the dead nodes without which the cluster goes on
-	epoch      int          // workers that have died or were admitted so far
+	epoch      int          // workers that have died or were admitted so far, with replicas also servers that have died
 	settling   *settlement  // after the last of these; nil: it is settled
 	fastest    uint64       // see View.FastestLink
 	next       map[Role]int // the id of the next node: none is used twice
@@ -217,6 +218,9 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	case *pspb.Meta_Fetched:
 		s.stepFetched(now, sender)
 		return
+	case *pspb.Meta_BackedUp:
+		s.stepBackedUp(sender, own.BackedUp)
+		return
 	case *pspb.Meta_Stateful:
 		if s.stateful == "" {
 			s.stateful = clip(own.Stateful.GetWhat())
@@ -353,8 +357,11 @@ func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 			lost := lostNode(s.members[id].Member, why, vacant)
 			if goesOn && other != id {
 				lost.GetLost().Buried = proto.Bool(true)
-				if s.members[id].Role == RoleWorker && !s.members[id].Newcomer {
+				if s.settles(id) {
 					lost.GetLost().Epoch = proto.Uint32(uint32(s.epoch + 1))
+				}
+				if heir := s.heir(id); heir != 0 {
+					lost.GetLost().Heir = proto.Int32(int32(heir))
 				}
 			}
 			s.sendOwn(other, lost)

@@ -5,19 +5,20 @@ import (
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
+	"fptps/gocore/kv"
 	"fptps/gocore/wire"
 )
 
 // onBuried handles the verdict that a node is dead and that the cluster goes on without it. The node drops its connections with
-// it, after which its worker gives the packets of the dead one to the others. After the death of a worker, with which an epoch begins, no round ends
+// it, after which its worker gives the packets of the dead one to the others. If an epoch begins with the death, no round ends
 // here until onSettled.
-func (n *Node) onBuried(id int, why string, epoch int) {
-	n.noteDead(id)
-	n.cancelStep(id)
-	if worker := n.worker(); worker != nil && epoch > 0 {
+func (n *Node) onBuried(b cluster.Burial) {
+	n.noteDead(b.ID)
+	n.cancelStep(b.ID)
+	if worker := n.worker(); worker != nil && b.Epoch > 0 {
 		worker.Freeze()
 	}
-	n.inOrder(func() error { return n.bury(id, why, epoch) })
+	n.inOrder(func() error { return n.bury(b) })
 }
 
 // inOrder does what follows from a verdict, an admission or a settlement: one after the other, in the scheduler's order, once this node has
@@ -42,34 +43,37 @@ func (n *Node) inOrder(do func() error) {
 	})
 }
 
-func (n *Node) bury(id int, why string, epoch int) error {
+func (n *Node) bury(b cluster.Burial) error {
 	n.mu.Lock()
-	n.mu.view = n.mu.view.Without(id)
+	n.mu.view = n.mu.view.Without(b.ID)
 	tr, worker, handlers, post := n.mu.transport, n.mu.worker, n.mu.handlers, n.mu.post
 	n.mu.Unlock()
 	ctx, cancel := context.WithTimeout(n.ctx, reconnectTime)
 	defer cancel()
 	for i := 0; tr.Lane(i) != nil; i++ {
-		if err := tr.Lane(i).Drop(ctx, uint32(id)); err != nil {
+		if err := tr.Lane(i).Drop(ctx, uint32(b.ID)); err != nil {
 			if n.ctx.Err() != nil { // the node closes
 				return nil
 			}
-			return fault.New(fault.Internal, "the connection with %s did not end: %v", cluster.Name(id), err)
+			return fault.New(fault.Internal, "the connection with %s did not end: %v", cluster.Name(b.ID), err)
 		}
 	}
-	if epoch > 0 {
+	if b.Epoch > 0 {
 		for _, h := range handlers {
 			if h.Aggregator != nil {
-				h.Aggregator.Bury(wire.RankOfWorker(id))
+				h.Aggregator.Bury(wire.RankOfWorker(b.ID))
 			}
+		}
+		if err := n.succeed(ctx, b); err != nil {
+			return err
 		}
 	}
 	if worker != nil {
-		n.log.Warn(cluster.Name(id)+" was lost; the others go on without it", "reason", why)
-		worker.Bury(uint32(id))
+		n.log.Warn(cluster.Name(b.ID)+" was lost; the others go on without it", "reason", b.Why)
+		worker.Bury(kv.Death{Node: uint32(b.ID), Heir: uint32(b.Heir), Settles: b.Epoch > 0})
 	}
-	if epoch > 0 {
-		n.survived(post, worker, epoch)
+	if b.Epoch > 0 {
+		n.survived(post, worker, b.Epoch)
 	}
 	return nil
 }

@@ -50,6 +50,7 @@ type Config struct {
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
 	Recovers          bool
+	Replicas          int
 	MinWorkers        int // see cluster.Config
 	MaxWorkers        int // likewise
 	RecoveryTimeout   time.Duration
@@ -90,8 +91,11 @@ var Settings = []Setting{
 	{Name: "PS_RESEND", Default: "0", Doc: "1: the ps-lite programs of this cluster run with PS_RESEND=1, and wait until each message is acknowledged. Between nodes of fptps nothing has to be sent again.",
 		parse: boolean(func(c *Config) *bool { return &c.Resend })},
 	{Name: "FPTPS_RECOVERY", Default: "0",
-		Doc:   "Of the scheduler: 1: the death of a server or a worker does not end a training. Each worker keeps the last sum of each tensor for that, and copies sums once more. It still ends where aggregators hold what no worker has: an optimiser's weights, tables, tensors that are not `sync`.",
+		Doc:   "Of the scheduler: 1: the death of a server or a worker does not end a training. Each worker keeps the last sum of each tensor for that, and copies sums once more. Where aggregators hold what no worker has (an optimiser's weights, tables, tensors that are not `sync`), it takes FPTPS_REPLICAS=1, too.",
 		parse: boolean(func(c *Config) *bool { return &c.Recovers })},
+	{Name: "FPTPS_REPLICAS", Default: "0",
+		Doc:   "Of the scheduler, with FPTPS_RECOVERY=1: 1: each node that keeps weights for the workers has a backup, another node with a replica of them, so that the training survives the death of that node.",
+		parse: integer(0, 1, func(c *Config) *int { return &c.Replicas })},
 	{Name: "FPTPS_MIN_WORKERS", Default: "1",
 		Doc:   "Of the scheduler, with FPTPS_RECOVERY=1: a death that leaves fewer workers ends the training.",
 		parse: integer(1, wire.MaxWorkers, func(c *Config) *int { return &c.MinWorkers })},

@@ -30,6 +30,8 @@ type actor struct {
 	chain      chan func()   // what follows from verdicts and admissions, in order
 	cut        map[uint32]bool
 	points     points
+	backup     int  // 0: none, or there are no replicas
+	epoch      int  // the last one that has begun here
 	began      bool // it is past the start, and may die
 	full       bool // it has the state of the training
 	dead       bool
@@ -89,6 +91,12 @@ func (a *actor) live(config cluster.Config) error {
 			},
 			Name: func(node uint32) string { return cluster.Name(int(node)) },
 		})
+	}
+	if view.Replicates {
+		if !view.Me().Newcomer {
+			a.backup = view.BackupFor(view.Self)
+		}
+		a.aggregator.BackUp(uint32(view.Self), uint32(a.backup), func(node uint32, epoch int) { post.BackedUp(int(node), epoch) })
 	}
 	plane.Attach(&door{a, &kv.Handler{
 		Self: uint32(view.Self), Worker: a.worker, Aggregator: a.aggregator, OnLost: func(uint32, error) {}, OnFailed: func(err error) { a.t.Errorf("%s: %v", cluster.Name(view.Self), err) },
@@ -206,8 +214,9 @@ func (a *actor) events() cluster.Events {
 		Lost: func(id int, why string) {
 			go withWorker(func(w *kv.Worker) { w.Fail(fmt.Errorf("%s was lost: %s", cluster.Name(id), why)) })
 		},
-		Buried: func(id int, why string, epoch int) {
-			a.note(a, "%s is buried, epoch %d", cluster.Name(id), epoch)
+		Buried: func(b cluster.Burial) {
+			id, epoch := b.ID, b.Epoch
+			a.note(a, "%s is buried, epoch %d, heir %s", cluster.Name(id), epoch, cluster.Name(b.Heir))
 			a.mu.Lock()
 			if a.cut != nil {
 				a.cut[uint32(id)] = true
@@ -223,9 +232,10 @@ func (a *actor) events() cluster.Events {
 				a.mu.Unlock()
 				if epoch > 0 {
 					a.aggregator.Bury(wire.RankOfWorker(id))
+					a.succeed(b)
 				}
 				if a.worker != nil {
-					a.worker.Bury(uint32(id))
+					a.worker.Bury(kv.Death{Node: uint32(id), Heir: uint32(b.Heir), Settles: epoch > 0})
 				}
 				a.survived(epoch)
 			})
@@ -254,6 +264,9 @@ func (a *actor) events() cluster.Events {
 		Admitted: func(m cluster.Member, epoch int, points uint64) {
 			a.inTurn(func() {
 				a.note(a, "admits %s, epoch %d", cluster.Name(m.ID), epoch)
+				if a.epoch = max(a.epoch, epoch); a.backup == 0 && !a.post.View().Me().Newcomer {
+					a.succeed(cluster.Burial{})
+				}
 				rank := -1
 				if m.Role == cluster.RoleWorker {
 					rank = m.Rank()
@@ -302,6 +315,18 @@ func (a *actor) events() cluster.Events {
 			})
 		},
 		Failed: func(err error) { a.t.Error(err) },
+	}
+}
+
+// succeed is what Node.succeed does. Only the chain calls it.
+func (a *actor) succeed(b cluster.Burial) {
+	view := a.post.View()
+	a.epoch = max(a.epoch, b.Epoch)
+	if a.backup == b.ID || a.backup == 0 {
+		a.backup = view.BackupFor(view.Self)
+	}
+	if view.Replicates {
+		<-a.aggregator.Succeed(uint32(b.ID), b.Heir == view.Self, uint32(a.backup), a.epoch)
 	}
 }
 

@@ -82,7 +82,7 @@ func newCompany(t *testing.T, seed uint64) *company {
 	c.data = mem.New(func(n int) int { return pick.IntN(n) })
 	c.config = cluster.Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, Workers: 1 + c.rng.IntN(3), Servers: c.rng.IntN(3), Share: cluster.Unset, Recovers: true, MinWorkers: 1,
-		MaxWorkers: 6, HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, Log: slog.New(slog.DiscardHandler),
+		Replicas: c.rng.IntN(2), MaxWorkers: 6, HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, Log: slog.New(slog.DiscardHandler),
 	}
 	return c
 }

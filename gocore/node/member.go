@@ -140,7 +140,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, Replicas: c.Replicas, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }
@@ -255,6 +255,9 @@ func (n *Node) tensorsOf(tr *transport.Transport, view cluster.View) (*tensors, 
 		t.sums = idsOf(view.Members[:len(view.Members)-1])
 	}
 	t.lanes = n.handlers(view, t, lanes)
+	if view.Replicates {
+		n.backUp(t, view)
+	}
 	return t, nil
 }
 
@@ -333,8 +336,8 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uin
 
 // connections returns the ids of the nodes to dial, and of those that dial this node. Every node has a
 // data connection with the scheduler, whose end shows a death; each worker has one with
-// every server and aggregator. A worker dials a server, and of two workers the one of higher
-// rank dials. Programs of ps-lite have none.
+// every server and aggregator, and in a cluster with replicas servers have them with each other. A worker dials a server, and of two workers
+// or servers the one of higher rank dials. Programs of ps-lite have none.
 func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 	me := view.Me()
 	for _, m := range view.Members {
@@ -344,7 +347,7 @@ func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 			dial = append(dial, m.ID)
 		case me.Role == cluster.RoleScheduler:
 			accept = append(accept, m.ID)
-		case !exchangesTensors(me, m, aggregators) && !workerAndServer(me, m):
+		case !exchangesTensors(me, m, aggregators) && !workerAndServer(me, m) && !view.Replicates:
 		case dials(me, m):
 			dial = append(dial, m.ID)
 		default:
@@ -357,7 +360,10 @@ func connections(view cluster.View, aggregators []uint32) (dial, accept []int) {
 
 // dials reports whether of two nodes with a connection the first one dials. The scheduler never does.
 func dials(me, m cluster.Member) bool {
-	return me.Role == cluster.RoleWorker && (m.Role == cluster.RoleServer || me.ID > m.ID)
+	if me.Role != m.Role {
+		return me.Role == cluster.RoleWorker
+	}
+	return me.ID > m.ID
 }
 
 // exchangesTensors reports whether two nodes exchange tensors: one is a worker, the other

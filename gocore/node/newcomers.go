@@ -31,9 +31,9 @@ func (n *Node) onCame(m cluster.Member) {
 func (n *Node) link(ctx context.Context, m cluster.Member) error {
 	n.mu.Lock()
 	n.mu.view = n.mu.view.Plus(m)
-	tr, me := n.mu.transport, n.mu.view.Me()
+	tr, me, replicates := n.mu.transport, n.mu.view.Me(), n.mu.view.Replicates
 	n.mu.Unlock()
-	if me.Role == cluster.RoleServer && m.Role == cluster.RoleServer {
+	if me.Role == cluster.RoleServer && m.Role == cluster.RoleServer && !replicates {
 		return nil // they exchange nothing
 	}
 	n.recordIncarnations(m)
@@ -103,6 +103,9 @@ func (n *Node) onAdmitted(m cluster.Member, epoch int, points uint64) {
 			n.mu.points.passed = points
 		}
 		n.mu.Unlock()
+		if err := n.backUpLater(epoch); err != nil {
+			return err
+		}
 		rank := -1
 		if m.Role == cluster.RoleWorker {
 			rank = m.Rank()

@@ -52,6 +52,9 @@ type Node struct {
 		asked         []Asked // to join the scheduler, in order
 		lifeEnded     bool
 		dead          []int                      // ids of dead nodes, by the scheduler's verdict
+		backup        int                        // in a cluster with replicas; 0: none yet
+		backedUp      map[int]backedUp           // by lane
+		epoch         int                        // the last one that has begun here
 		incarnations  map[int]uint64             // incarnation of the latest data connection with each node
 		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
 		recoverySteps map[int]recoveryStep       // latest step for each node

@@ -286,6 +286,8 @@ type Meta struct {
 	Recovers *bool `protobuf:"varint,1006,opt,name=recovers" json:"recovers,omitempty"`
 	// In the answer to ADD_NODE: the rate of the fastest link of the nodes with which the cluster began, bit/s.
 	FastestLink *uint64 `protobuf:"varint,1007,opt,name=fastest_link,json=fastestLink" json:"fastest_link,omitempty"`
+	// In the answer to ADD_NODE: each aggregator has a backup with a replica of what it stores.
+	Replicates *bool `protobuf:"varint,1009,opt,name=replicates" json:"replicates,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -318,6 +320,7 @@ type Meta struct {
 	//	*Meta_Arrived
 	//	*Meta_Admitted
 	//	*Meta_Fetched
+	//	*Meta_BackedUp
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -498,6 +501,13 @@ func (x *Meta) GetFastestLink() uint64 {
 		return *x.FastestLink
 	}
 	return 0
+}
+
+func (x *Meta) GetReplicates() bool {
+	if x != nil && x.Replicates != nil {
+		return *x.Replicates
+	}
+	return false
 }
 
 func (x *Meta) GetOwn() isMeta_Own {
@@ -759,6 +769,15 @@ func (x *Meta) GetFetched() *Fetched {
 	return nil
 }
 
+func (x *Meta) GetBackedUp() *BackedUp {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_BackedUp); ok {
+			return x.BackedUp
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -875,6 +894,10 @@ type Meta_Fetched struct {
 	Fetched *Fetched `protobuf:"bytes,1037,opt,name=fetched,oneof"` // worker to scheduler
 }
 
+type Meta_BackedUp struct {
+	BackedUp *BackedUp `protobuf:"bytes,1050,opt,name=backed_up,json=backedUp,oneof"` // node to scheduler
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -930,6 +953,8 @@ func (*Meta_Arrived) isMeta_Own() {}
 func (*Meta_Admitted) isMeta_Own() {}
 
 func (*Meta_Fetched) isMeta_Own() {}
+
+func (*Meta_BackedUp) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -1427,7 +1452,8 @@ type Lost struct {
 	Vacant        *bool                  `protobuf:"varint,3,opt,name=vacant" json:"vacant,omitempty"`            // the cluster goes on, and keeps its place for another
 	Incarnation   *uint64                `protobuf:"fixed64,4,opt,name=incarnation" json:"incarnation,omitempty"` // of the process that is dead
 	Buried        *bool                  `protobuf:"varint,5,opt,name=buried" json:"buried,omitempty"`            // the cluster goes on without it
-	Epoch         *uint32                `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`              // that begins with the death of a worker
+	Epoch         *uint32                `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`              // that begins with the death of a worker, with replicas also with that of a server
+	Heir          *int32                 `protobuf:"varint,7,opt,name=heir" json:"heir,omitempty"`                // the backup, which has all that the dead node has stored; 0: there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1500,6 +1526,13 @@ func (x *Lost) GetBuried() bool {
 func (x *Lost) GetEpoch() uint32 {
 	if x != nil && x.Epoch != nil {
 		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *Lost) GetHeir() int32 {
+	if x != nil && x.Heir != nil {
+		return *x.Heir
 	}
 	return 0
 }
@@ -2520,6 +2553,59 @@ func (*Fetched) Descriptor() ([]byte, []int) {
 	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{30}
 }
 
+// BackedUp says that a node's backup has everything that the node had stored in an epoch, and will have every change before any worker sees it.
+type BackedUp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"` // the backup
+	Epoch         *uint32                `protobuf:"varint,2,opt,name=epoch" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackedUp) Reset() {
+	*x = BackedUp{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackedUp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackedUp) ProtoMessage() {}
+
+func (x *BackedUp) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackedUp.ProtoReflect.Descriptor instead.
+func (*BackedUp) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *BackedUp) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *BackedUp) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2536,7 +2622,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2634,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2710,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2722,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2763,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2775,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +2833,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xcf\r\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x9e\x0e\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -2775,6 +2861,9 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\areplans\x18\xed\a \x01(\bR\areplans\x12\x1b\n" +
 	"\brecovers\x18\xee\a \x01(\bR\brecovers\x12\"\n" +
 	"\ffastest_link\x18\xef\a \x01(\x04R\vfastestLink\x12\x1f\n" +
+	"\n" +
+	"replicates\x18\xf1\a \x01(\bR\n" +
+	"replicates\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -2807,7 +2896,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04meet\x18\x8a\b \x01(\v2\b.ps.MeetH\x00R\x04meet\x12(\n" +
 	"\aarrived\x18\x8b\b \x01(\v2\v.ps.ArrivedH\x00R\aarrived\x12+\n" +
 	"\badmitted\x18\x8c\b \x01(\v2\f.ps.AdmittedH\x00R\badmitted\x12(\n" +
-	"\afetched\x18\x8d\b \x01(\v2\v.ps.FetchedH\x00R\afetchedB\x05\n" +
+	"\afetched\x18\x8d\b \x01(\v2\v.ps.FetchedH\x00R\afetched\x12,\n" +
+	"\tbacked_up\x18\x9a\b \x01(\v2\f.ps.BackedUpH\x00R\bbackedUpB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -2848,14 +2938,15 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\aSuspect\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\x90\x01\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\xa4\x01\n" +
 	"\x04Lost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +
 	"\x06vacant\x18\x03 \x01(\bR\x06vacant\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\x12\x16\n" +
 	"\x06buried\x18\x05 \x01(\bR\x06buried\x12\x14\n" +
-	"\x05epoch\x18\x06 \x01(\rR\x05epoch\"\x19\n" +
+	"\x05epoch\x18\x06 \x01(\rR\x05epoch\x12\x12\n" +
+	"\x04heir\x18\a \x01(\x05R\x04heir\"\x19\n" +
 	"\x05Leave\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\"P\n" +
 	"\x06Closed\x12\x0e\n" +
@@ -2918,7 +3009,10 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06points\x18\x03 \x01(\x04R\x06points\"\t\n" +
-	"\aFetchedB\x18Z\x16fptps/gocore/wire/pspb"
+	"\aFetched\"0\n" +
+	"\bBackedUp\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epochB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -2932,7 +3026,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -2965,9 +3059,10 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Arrived)(nil),           // 28: ps.Arrived
 	(*Admitted)(nil),          // 29: ps.Admitted
 	(*Fetched)(nil),           // 30: ps.Fetched
-	(*Disagreement_Part)(nil), // 31: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 32: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 33: ps.Commit.Share
+	(*BackedUp)(nil),          // 31: ps.BackedUp
+	(*Disagreement_Part)(nil), // 32: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 33: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 34: ps.Commit.Share
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -3000,15 +3095,16 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	28, // 27: ps.Meta.arrived:type_name -> ps.Arrived
 	29, // 28: ps.Meta.admitted:type_name -> ps.Admitted
 	30, // 29: ps.Meta.fetched:type_name -> ps.Fetched
-	2,  // 30: ps.Batch.message:type_name -> ps.Meta
-	31, // 31: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	32, // 32: ps.Capacity.path:type_name -> ps.Capacity.Path
-	33, // 33: ps.Commit.share:type_name -> ps.Commit.Share
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	31, // 30: ps.Meta.backed_up:type_name -> ps.BackedUp
+	2,  // 31: ps.Batch.message:type_name -> ps.Meta
+	32, // 32: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	33, // 33: ps.Capacity.path:type_name -> ps.Capacity.Path
+	34, // 34: ps.Commit.share:type_name -> ps.Commit.Share
+	35, // [35:35] is the sub-list for method output_type
+	35, // [35:35] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -3045,6 +3141,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Arrived)(nil),
 		(*Meta_Admitted)(nil),
 		(*Meta_Fetched)(nil),
+		(*Meta_BackedUp)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3052,7 +3149,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

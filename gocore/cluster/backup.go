@@ -1,0 +1,89 @@
+package cluster
+
+import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"fptps/gocore/wire/pspb"
+)
+
+// With FPTPS_REPLICAS=1 each node has a backup with a replica of what it stores as an aggregator (kv/backup.go). The first one follows from the list of all nodes. Later
+// each node chooses its own, and reports it when the backup has everything (BACKED_UP). The scheduler's verdict on a node names the backup: the heir.
+
+// backups are what the scheduler knows of the backups.
+type backups struct {
+	of     map[int]int // by node: its backup, which has everything
+	needed map[int]int // by node: the epoch in which it has inherited a store, which its backup needs too
+}
+
+// BackupFor chooses a node's backup among the others: on another host if there is one, of the same role if there is one, the next one by id. 0: there is no other.
+func (v View) BackupFor(id int) int {
+	me := v.Member(id)
+	best, bestRank := 0, 0
+	for _, m := range v.Members {
+		if m.ID == id || m.Role == RoleScheduler || m.Newcomer {
+			continue
+		}
+		rank := (m.ID - id + 1<<20) % (1 << 20) // those with higher ids first
+		if m.Role != me.Role {
+			rank += 1 << 20
+		}
+		if m.Host == me.Host {
+			rank += 1 << 21
+		}
+		if best == 0 || rank < bestRank {
+			best, bestRank = m.ID, rank
+		}
+	}
+	return best
+}
+
+// beginBackups records the first backups.
+func (s *Scheduler) beginBackups() {
+	s.backups = backups{of: map[int]int{}, needed: map[int]int{}}
+	if s.view.Replicates {
+		for _, id := range s.ids() {
+			s.backups.of[id] = s.view.BackupFor(id)
+		}
+	}
+}
+
+// heir is the node that has all that another one has stored; 0: there is none.
+func (s *Scheduler) heir(id int) int {
+	if heir := s.backups.of[id]; s.members[heir] != nil {
+		return heir
+	}
+	return 0
+}
+
+func (s *Scheduler) stepBackedUp(from *member, own *pspb.BackedUp) {
+	id := int(own.GetId())
+	if m := s.members[id]; m != nil && !m.Newcomer && id != from.ID && int(own.GetEpoch()) >= s.backups.needed[from.ID] {
+		s.backups.of[from.ID] = id
+	}
+}
+
+// bury forgets the backups that the death of a node ends: its own, those for which it was the backup, and that of its heir, which has another store to replicate now.
+func (b *backups) bury(id, heir, epoch int) {
+	for node, backup := range b.of {
+		if node == id || node == heir || backup == id {
+			delete(b.of, node)
+		}
+	}
+	delete(b.needed, id)
+	b.needed[heir] = epoch
+}
+
+// inherits lists the nodes that get a dead one's share of the summing.
+func inherits(heir int, others []int) []int {
+	if heir != 0 {
+		return []int{heir}
+	}
+	return slices.Clone(others)
+}
+
+// BackedUp reports that this node's backup has everything that the node had stored in an epoch.
+func (p *Postoffice) BackedUp(id, epoch int) {
+	p.tell(&pspb.Meta{Own: &pspb.Meta_BackedUp{BackedUp: &pspb.BackedUp{Id: proto.Int32(int32(id)), Epoch: proto.Uint32(uint32(epoch))}}})
+}
