@@ -90,14 +90,16 @@ func AddAt(d wire.DType, acc []byte, at int, elements []byte) {
 }
 
 // Pack appends to payload the rows of the set, of the elements of a whole packet, as wire.CodecRows has them. raw is the number of bytes of the
-// elements. A packet of which all rows are in the set needs no numbers.
+// elements. The first rows of a packet need no numbers if they are the only ones.
 func (r *Rows) Pack(elements, payload []byte) (packed []byte, raw int) {
-	if r.first > 0 {
-		return append(payload, elements[:r.first]...), r.first
+	start, end := len(payload), 0
+	r.Each(func(from, to int) {
+		payload = append(payload, elements[from:to]...)
+		end = to
+	})
+	if raw = len(payload) - start; raw == end {
+		return payload, raw
 	}
-	start := len(payload)
-	r.Each(func(from, to int) { payload = append(payload, elements[from:to]...) })
-	raw = len(payload) - start
 	r.Each(func(from, to int) {
 		for n := from / r.row; n < to/r.row; n++ {
 			payload = wire.AppendRow(payload, n)

@@ -66,6 +66,7 @@ const copiesAtOnce = 64
 func (a *Aggregator) BackUp(self, node uint32, onWhole func(node uint32, epoch int)) {
 	a.backup = &backup{changes: map[store.PacketID]*changes{}, tensors: map[uint32]*urgency{}, missing: map[store.PacketID]bool{}, onWhole: onWhole}
 	a.self, a.backup.node, a.backup.whole = self, node, node != none
+	a.store.Replicates = true
 	a.replicas, a.adopted = map[uint32]*store.Store{}, map[uint32]bool{}
 }
 

@@ -101,7 +101,7 @@ func (w *Worker) settleRound(t *tensor, ended uint64) (e effects) {
 		e.sends = t.sendAgain(nil, t.before)
 	case t.inRound() != nil && !stands && t.ruled() && w.leads() && t.hasMoved(): // perhaps the leader has died that moved the weights
 		e.sends = append(t.sendAgain(nil, t.before), w.handOver(t)...)
-	case t.active != nil && t.active.verb == verbFetch:
+	case t.active != nil && t.active.verb == verbFetch && t.again:
 		e.sends = t.requestValue(t.active)
 	default:
 		e.sends = t.sendAgain(t.runs, t.before)
@@ -109,6 +109,7 @@ func (w *Worker) settleRound(t *tensor, ended uint64) (e effects) {
 	if t.active != nil {
 		e.also = []effects{w.endRound(t)}
 	}
+	t.again = false
 	return e
 }
 

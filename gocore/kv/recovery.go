@@ -64,6 +64,7 @@ func (w *Worker) Bury(dead Death) {
 			if t.handing != nil && dead.Heir != none {
 				t.handing.bury(node, dead.Heir)
 			}
+			t.again = t.again || len(gone) > 0 && dead.Heir != none
 			if len(gone) > 0 && dead.Heir == none {
 				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
 			}

@@ -84,6 +84,7 @@ func (a *Aggregator) Succeed(dead uint32, heir bool, next uint32, epoch int) (do
 			delete(a.replicas, dead)
 		}
 		a.adopted[dead] = true
+		a.buryRank(rankOf(dead))
 		a.backup.epoch = epoch
 		if a.backup.node != next {
 			a.backUpAnew(next)
@@ -92,6 +93,23 @@ func (a *Aggregator) Succeed(dead uint32, heir bool, next uint32, epoch int) (do
 		}
 	})
 	return ended
+}
+
+// buryRank has no push wait for a dead worker; rank is negative for a server.
+func (a *Aggregator) buryRank(rank int) {
+	if rank < 0 {
+		return
+	}
+	for _, r := range a.replicas {
+		for _, reply := range r.Bury(rank, nil) {
+			if reply.Buffer != nil {
+				reply.Buffer.Release()
+			}
+		}
+	}
+	for _, reply := range a.store.Bury(rank, nil) {
+		a.deliver(reply.Rank, &reply.Sum)
+	}
 }
 
 // do has the loop call f, which it does before the next packet.

@@ -153,7 +153,7 @@ func playWeightsSurvive(t *testing.T, rng *rand.Rand) {
 	rng.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
 	at := make([]int, len(victims))
 	for i := range at {
-		at[i] = rng.IntN(600)
+		at[i] = rng.IntN(1500)
 	}
 	slices.Sort(at)
 	killed, packets := make(chan uint32, len(victims)), 0
@@ -194,6 +194,7 @@ func playWeightsSurvive(t *testing.T, rng *rand.Rand) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	time.Sleep(3 * time.Second)
+	p.checkCounted()
 	p.office.close()
 	for _, chain := range p.chains {
 		close(chain)
@@ -232,6 +233,7 @@ func (p *weighted) play(w *Worker, rng *rand.Rand) {
 		must(w.Init(uint64(key), wire.Float32, wire.Sync, make([]byte, size)))
 	}
 	must(w.SetRule(nil, momentum))
+	p.initCounted(w, must)
 	p.start.Done()
 	<-p.ready
 	for round := 1; round <= p.rounds; round++ {
@@ -257,6 +259,136 @@ func (p *weighted) play(w *Worker, rng *rand.Rand) {
 			p.mu.Lock()
 			p.got[fmt.Sprint(key, round, w.Rank)] = outs[key]
 			p.mu.Unlock()
+		}
+		if !p.count(w, round, must) {
+			return
+		}
+	}
+}
+
+// Tensors of which each element counts the pushes of each rank: beyond those with a rule.
+const (
+	asyncKey   = 100 + iota // pushes are added
+	boundedKey              // likewise
+	tableKey                // rows are pushed, with a rule by which they are subtracted
+	pushesKey               // rows are pushed, and added
+)
+
+const (
+	countedRows = 3000
+	rowBytes    = 16
+	countedSize = 2*wire.PacketBytes + 8
+)
+
+// one is a push of a rank: each element is 1 in the rank's digit.
+func one(rank, elements int) []byte {
+	b := make([]byte, 0, 4*elements)
+	for range elements {
+		b = binary.LittleEndian.AppendUint32(b, 1<<(4*rank))
+	}
+	return b
+}
+
+func (p *weighted) initCounted(w *Worker, must func(*Ticket, error) bool) {
+	must(w.Init(asyncKey, wire.Int32, wire.Async, make([]byte, countedSize)))
+	must(w.Init(boundedKey, wire.Int32, wire.Bounded(1), make([]byte, countedSize)))
+	for i, policy := range []wire.Policy{wire.Sync, wire.Async} {
+		tickets, err := w.InitAll([]Init{{Key: tableKey + uint64(i), DType: wire.Float32, Policy: policy, Memory: make([]byte, countedRows*rowBytes), Row: rowBytes}})
+		if err == nil {
+			must(tickets[0], nil)
+		}
+	}
+	must(w.SetRule([]uint64{tableKey}, store.Rule{Kind: store.SGD, Rate: 1}))
+}
+
+// rowsOf are the rows that a rank pushes in a round.
+func rowsOf(rank, round int) (rows []int64) {
+	for row := (rank + round) % 3; row < countedRows; row += 1 + (rank+round)%5*400 {
+		rows = append(rows, int64(row))
+	}
+	return rows
+}
+
+// count pushes once to each counted tensor.
+func (p *weighted) count(w *Worker, round int, must func(*Ticket, error) bool) bool {
+	for _, key := range []uint64{asyncKey, boundedKey} {
+		if !must(w.PushPull(key, wire.Int32, one(w.Rank, countedSize/4), make([]byte, countedSize), wire.OpSum, 0)) {
+			return false
+		}
+	}
+	for _, key := range []uint64{tableKey, pushesKey} {
+		rows := rowsOf(w.Rank, round)
+		values := make([]byte, 0, len(rows)*rowBytes)
+		for range len(rows) * rowBytes / 4 {
+			values = binary.LittleEndian.AppendUint32(values, math.Float32bits(float32(int32(1)<<(4*w.Rank))))
+		}
+		if !must(w.PushRows(key, wire.Float32, rows, values, 0)) {
+			return false
+		}
+	}
+	return true
+}
+
+// checkCounted checks, when all have pushed, that each push of a living rank is counted once, and those of a dead one at most once.
+func (p *weighted) checkCounted() {
+	for _, w := range p.workers {
+		if p.state.killed[p.indexOf(w.Rank)] {
+			continue
+		}
+		for _, key := range []uint64{asyncKey, boundedKey} {
+			out := make([]byte, countedSize)
+			ticket, err := w.PushPull(key, wire.Int32, make([]byte, countedSize), out, wire.OpSum, 0)
+			if err == nil {
+				err = wait(p.t, w, ticket)
+			}
+			if err != nil {
+				p.t.Errorf("rank %d: %v", w.Rank, err)
+				continue
+			}
+			for i := range countedSize / 4 {
+				p.checkCounts(w, key, i, binary.LittleEndian.Uint32(out[4*i:]), func(int) int { return p.rounds })
+			}
+		}
+		p.checkRows(w)
+		return
+	}
+}
+
+func (p *weighted) checkRows(w *Worker) {
+	pushed := map[[2]int]int{} // by rank and row
+	for rank := range p.workers {
+		for round := 1; round <= p.rounds; round++ {
+			for _, row := range rowsOf(rank, round) {
+				pushed[[2]int{rank, int(row)}]++
+			}
+		}
+	}
+	rows := make([]int64, countedRows)
+	for i := range rows {
+		rows[i] = int64(i)
+	}
+	for key, sign := range map[uint64]float32{tableKey: -1, pushesKey: 1} {
+		out := make([]byte, countedRows*rowBytes)
+		ticket, err := w.PullRows(key, wire.Float32, rows, out, 0)
+		if err == nil {
+			err = wait(p.t, w, ticket)
+		}
+		if err != nil {
+			p.t.Errorf("rank %d: %v", w.Rank, err)
+		}
+		for i := range len(out) / 4 {
+			value := sign * math.Float32frombits(binary.LittleEndian.Uint32(out[4*i:]))
+			p.checkCounts(w, key, i, uint32(value), func(rank int) int { return pushed[[2]int{rank, i / (rowBytes / 4)}] })
+		}
+	}
+}
+
+// checkCounts checks the digits of an element.
+func (p *weighted) checkCounts(w *Worker, key uint64, element int, value uint32, want func(rank int) int) {
+	for rank := range p.workers {
+		got := int(value >> (4 * rank) & 15)
+		if most := want(rank); got > most || got < most && !p.state.killed[p.indexOf(rank)] {
+			p.t.Fatalf("key %d element %d, of rank %d: %d pushes of rank %d are counted, of %d", key, element, w.Rank, got, rank, most)
 		}
 	}
 }

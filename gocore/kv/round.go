@@ -40,6 +40,7 @@ type tensor struct {
 	next    uint64        // number of the next round
 	kept    []byte        // the sum of the last push, or nil; see pull.go
 	got     []uint64      // memory for the got of active
+	again   bool          // the heir of a dead aggregator has a part of the value
 	lost    string        // the dead aggregator that had a part of the initial value; "": none
 	clashed uint64        // the last round of which there is no sum, as workers named different operations
 	begun   time.Time     // when round began, to the second

@@ -27,8 +27,8 @@ type Reply struct {
 
 // Push takes the contribution h of worker rank, for all policies but Sync: each worker counts its own rounds. payload and owned
 // are as for aggregate.Slots.Add. Push applies every round that need not wait any more, of this worker and of workers that
-// waited for it, and appends their replies to replies. A duplicate changes nothing and gets no reply. An error means that the
-// peer violates the protocol.
+// waited for it, and appends their replies to replies. A duplicate changes nothing. It gets no reply, unless this store may have been a replica: then
+// the worker repeats what another aggregator has not answered, and gets the present value. An error means that the peer violates the protocol.
 func (s *Store) Push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer, replies []Reply) ([]Reply, error) {
 	if rank < 0 || rank >= s.workers {
 		if owned != nil {
@@ -77,7 +77,7 @@ func (s *Store) push(c pendingPush, replies []Reply) ([]Reply, error) {
 	switch {
 	case h.Round <= at:
 		c.drop()
-		return replies, nil
+		return append(replies, s.repeated(p, &c, at, waits)...), nil
 	case h.Round > at+1 || waits:
 		c.drop()
 		return replies, fmt.Errorf("tensor %d packet %d: round %d of worker %d arrived before round %d was answered", h.Tensor, h.Packet, h.Round, c.rank, h.Round-1)
@@ -87,11 +87,48 @@ func (s *Store) push(c pendingPush, replies []Reply) ([]Reply, error) {
 	return s.advance(h.Tensor, t, p, replies), nil
 }
 
+// repeated returns the reply to a contribution that has arrived before, in round at; none while it waits, or if replies are not lost.
+func (s *Store) repeated(p *packet, c *pendingPush, at uint64, waits bool) []Reply {
+	if !s.Replicates || c.header.Round < at {
+		return nil
+	}
+	if waits { // the reply will have the present epoch
+		i := slices.IndexFunc(p.waiting, func(other pendingPush) bool { return other.rank == c.rank })
+		p.waiting[i].header.Epoch = c.header.Epoch
+		return nil
+	}
+	return []Reply{p.reply(c)}
+}
+
+// Bury has no push wait for a worker any more, which is dead. It appends the replies to those that have waited for it.
+func (s *Store) Bury(rank int, replies []Reply) []Reply {
+	s.dead[rank] = true
+	for p, id := range s.waiting {
+		replies = s.advance(id, s.tensors[id], p, replies)
+	}
+	slices.SortFunc(replies, func(a, b Reply) int {
+		return cmp.Or(cmp.Compare(a.Header.Tensor, b.Header.Tensor), cmp.Compare(a.Header.Packet, b.Header.Packet))
+	})
+	return replies
+}
+
+// slowest is the least round that has arrived from a living worker.
+func (s *Store) slowest(p *packet) uint64 {
+	least := uint64(math.MaxUint64)
+	for rank, at := range p.arrived {
+		if !s.dead[rank] {
+			least = min(least, at)
+		}
+	}
+	return least
+}
+
 // advance applies the contributions that need not wait any more, in the order of (round, rank), and then appends their replies.
 func (s *Store) advance(id uint32, t *tensor, p *packet, replies []Reply) []Reply {
 	due := uint64(math.MaxUint64)
 	if t.policy != wire.Async {
-		due = slices.Min(p.arrived) + t.policy.Delay()
+		due = s.slowest(p)
+		due += min(t.policy.Delay(), math.MaxUint64-due)
 	}
 	slices.SortFunc(p.waiting, func(a, b pendingPush) int {
 		return cmp.Or(cmp.Compare(a.header.Round, b.header.Round), cmp.Compare(a.rank, b.rank))
@@ -128,7 +165,7 @@ func (s *Store) apply(t *tensor, p *packet, c *pendingPush) {
 // reply makes the reply to a contribution.
 func (p *packet) reply(c *pendingPush) Reply {
 	h := c.header
-	h.Kind, h.Flags, h.LearningRate, h.Ahead, h.Policy, h.Contributors = wire.Sum, 0, 0, 0, 0, 1
+	h.Kind, h.Flags, h.LearningRate, h.Ahead, h.Policy, h.Plan, h.Contributors = wire.Sum, 0, 0, 0, 0, 0, 1
 	if h.Codec == wire.CodecRows {
 		h.RawLen, h.WireLen = wire.PacketBytes, 0
 		return Reply{c.rank, aggregate.Sum{Header: h}}
@@ -171,7 +208,7 @@ func (s *Store) Tick(now time.Time) []aggregate.Stall {
 		}
 		for i := range p.waiting {
 			if c := &p.waiting[i]; now.Sub(c.since) >= aggregate.StallAfter {
-				stalls = addStall(stalls, id, c, p.ranksBehind(c.header.Round-s.tensors[id].policy.Delay()))
+				stalls = addStall(stalls, id, c, s.ranksBehind(p, c.header.Round-s.tensors[id].policy.Delay()))
 			}
 		}
 	}
@@ -188,9 +225,9 @@ func (s *Store) Tick(now time.Time) []aggregate.Stall {
 }
 
 // ranksBehind lists the workers that have not reached round.
-func (p *packet) ranksBehind(round uint64) (ranks []int) {
+func (s *Store) ranksBehind(p *packet, round uint64) (ranks []int) {
 	for rank, at := range p.arrived {
-		if at < round {
+		if at < round && !s.dead[rank] {
 			ranks = append(ranks, rank)
 		}
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"fptps/gocore/aggregate"
@@ -14,7 +15,8 @@ import (
 // NewReplica makes an empty replica of another aggregator's store.
 func (s *Store) NewReplica() *Store {
 	r := New(s.workers, s.pool, s.now)
-	r.Recovers = s.Recovers
+	r.Recovers, r.Replicates = s.Recovers, s.Replicates
+	maps.Copy(r.dead, s.dead)
 	return r
 }
 
@@ -23,7 +25,7 @@ type PacketID struct {
 	Tensor, Packet uint32
 }
 
-// Adopt takes over all packets of a replica, and returns those that have a value.
+// Adopt takes over all packets of a replica, and returns those of which it keeps something.
 func (s *Store) Adopt(replica *Store) (adopted []PacketID) {
 	for id, theirs := range replica.tensors {
 		t := s.tensors[id]
@@ -47,7 +49,7 @@ func (s *Store) Adopt(replica *Store) (adopted []PacketID) {
 			if p.weights != nil && len(p.waiting) > 0 {
 				s.waiting[p] = id
 			}
-			if p.hasValue() {
+			if keeping, _ := s.Keeps(id, number); keeping != Nothing {
 				adopted = append(adopted, PacketID{id, number})
 			}
 		}
@@ -68,11 +70,11 @@ func (s *Store) Discard() {
 	clear(s.tensors)
 }
 
-// Packets lists the packets that have a value.
+// Packets lists the packets of which the store keeps something.
 func (s *Store) Packets() (list []PacketID) {
 	for id, t := range s.tensors {
-		for number, p := range t.packets {
-			if p.hasValue() {
+		for number := range t.packets {
+			if keeping, _ := s.Keeps(id, number); keeping != Nothing {
 				list = append(list, PacketID{id, number})
 			}
 		}

@@ -19,7 +19,9 @@ func (s *Store) completeRows(t *tensor, p *packet, sum *aggregate.Sum) {
 	sum.Buffer, sum.Header.WireLen = nil, 0
 	if t.rule == nil { // a plain sum: the rows of the last round, zeros elsewhere
 		p.dropInitial()
-		p.value = gradient
+		if p.value = gradient; gradient == nil {
+			p.zeros = wire.PacketBytes
+		}
 		return
 	}
 	p.steps++

@@ -21,8 +21,11 @@ import (
 type Store struct {
 	// Recovers: after the death of an aggregator this one may get some of its packets, after that of a worker rounds may be repeated.
 	Recovers bool
+	// Replicates: the store of a dead aggregator is adopted by another one, so that workers repeat what they have no reply to.
+	Replicates bool
 
 	workers        int
+	dead           map[int]bool // ranks of workers
 	pool           *aggregate.Pool
 	tensors        map[uint32]*tensor
 	waiting        map[*packet]uint32 // packets with contributions that wait for slower workers, and their tensors
@@ -66,7 +69,7 @@ type weights struct {
 
 // New makes an empty store for a cluster of the given number of workers. now is the current time; Tick updates it.
 func New(workers int, pool *aggregate.Pool, now time.Time) *Store {
-	return &Store{workers: workers, pool: pool, tensors: map[uint32]*tensor{}, waiting: map[*packet]uint32{}, now: now, stallsReported: now}
+	return &Store{workers: workers, dead: map[int]bool{}, pool: pool, tensors: map[uint32]*tensor{}, waiting: map[*packet]uint32{}, now: now, stallsReported: now}
 }
 
 // Complete takes the sum of all workers' contributions and replaces it by the reply: the new weights if the tensor has a
