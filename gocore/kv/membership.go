@@ -84,6 +84,7 @@ func (w *Worker) Settle(complete wire.Rounds) (err error) {
 			}
 			e.sends = append(e.sends, w.advance(t)...)
 		}
+		e.sends = append(e.sends, w.learnRules()...)
 		return e
 	})
 	return err

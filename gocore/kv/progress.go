@@ -127,6 +127,7 @@ func (w *Worker) sum(node uint32, h *wire.Header, payload []byte) {
 		if t == nil || !t.wants(node, h) && !t.wantsRows(h) {
 			return effects{}
 		}
+		t.updated = t.updated || h.Flags&wire.FlagWeights != 0
 		if t.table == nil {
 			w.mu.stats.BytesPulled += uint64(h.RawLen)
 			t.arrived(h, payload)
@@ -202,6 +203,7 @@ type stall struct {
 
 // tick logs the longest stall and unanswered questions, from LogAfter on.
 func (w *Worker) tick(now time.Time) {
+	w.step(func() effects { return effects{sends: w.learnRules()} })
 	w.tickAsks(now)
 	if s, found := w.stalled(now); found {
 		w.Log.Warn(fmt.Sprintf("no progress for %.0f s", now.Sub(s.begun).Seconds()),

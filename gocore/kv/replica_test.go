@@ -350,6 +350,11 @@ func (p *weighted) checkCounted() {
 			}
 		}
 		p.checkRows(w)
+		for key := range p.sizes {
+			if info, err := w.TensorInfo(uint64(key)); err != nil || info.Optimizer == nil || *info.Optimizer != momentum {
+				p.t.Errorf("the leader, rank %d, has the optimiser %+v of key %d: %v", w.Rank, info.Optimizer, key, err)
+			}
+		}
 		return
 	}
 }

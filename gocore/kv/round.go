@@ -49,10 +49,11 @@ type tensor struct {
 	since   uint64        // the first round in which this worker takes part; above 0 if it was admitted later
 	readers int           // pulls that copy from kept, or wait for rows
 
-	rule    *store.Rule // that this worker has set on the aggregators, nil: none
-	updated bool        // a sum has shown that the aggregators have a rule
-	rate    float32     // the learning rate that the next rounds carry, if rated
-	rated   bool        // they carry one, if this worker leads
+	rule     *store.Rule // that this worker has set on the aggregators, nil: none
+	updated  bool        // a sum has shown that the aggregators have a rule
+	learning bool        // this worker asks which one
+	rate     float32     // the learning rate that the next rounds carry, if rated
+	rated    bool        // they carry one, if this worker leads
 
 	offset  []uint64  // by which Resume set each worker's clock off from the rounds; nil: it did not
 	held    bool      // a promise forbids to begin a round
@@ -251,7 +252,6 @@ func (t *tensor) run(packet uint32) plan.Run {
 // other pulls. A worker that recovers copies it when the round has ended.
 func (t *tensor) arrived(h *wire.Header, payload []byte) {
 	o := t.active
-	t.updated = t.updated || h.Flags&wire.FlagWeights != 0
 	if h.Flags&wire.FlagClash != 0 {
 		t.clashed = t.round
 		o.err = fault.New(fault.Mismatch, "%s round %d: some workers asked for op=\"sum\" and others for op=\"mean\": use the same everywhere",

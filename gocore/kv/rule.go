@@ -49,6 +49,37 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 	return ticket, err
 }
 
+// learnRules has this worker, if it has become the leader, ask the aggregators for the rules that another worker has set. An aggregator to which weights
+// are moving refuses: then the next tick asks again. The lock is held.
+func (w *Worker) learnRules() (sends []sending) {
+	if w.mu.failed != nil || len(w.mu.deaths) == 0 || w.mu.frozen > 0 || !w.leads() {
+		return nil
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
+		t := w.mu.byID[id]
+		if !t.updated || t.rule != nil || t.learning {
+			continue
+		}
+		i := &inquiry{about: fmt.Sprintf("the optimiser of %s", t.name)}
+		i.take = func(_ *ask, payload []byte) error {
+			is, err := store.ParseArrival(payload)
+			if err == nil && t.rule == nil {
+				t.rule = is.Rule
+			}
+			return err
+		}
+		i.then = func() effects {
+			t.learning = false
+			return effects{}
+		}
+		t.learning = true
+		a := t.beside(wire.AskDepart, t.run(0), 0, nil)
+		a.mayLack = true
+		sends = append(sends, w.inquire(i, []*ask{a}).sends...)
+	}
+	return sends
+}
+
 // MayRule returns the error that SetRule would return now.
 func (w *Worker) MayRule(keys []uint64) error {
 	w.mu.Lock()

@@ -352,7 +352,7 @@ type TensorInfo struct {
 	Packet      int         `json:"packet"` // bytes of the tensor in each packet but the last
 	DType       string      `json:"dtype"`
 	Consistency string      `json:"consistency"`
-	Optimizer   *store.Rule `json:"optimizer"` // that this worker has set, rank 0's alone
+	Optimizer   *store.Rule `json:"optimizer"` // on the leader alone
 	Rate        *float64    `json:"rate"`      // the learning rate that its next pushes carry, nil: none
 }
 
@@ -367,6 +367,9 @@ func (w *Worker) TensorInfo(key uint64) (TensorInfo, error) {
 	info := TensorInfo{t.size, 0, t.content(0), t.dtype.String(), t.policy.Applied().String(), t.rule, nil}
 	if t.table != nil {
 		info.Bytes, info.Row = t.declaration().Bytes, t.table.row
+	}
+	if t.rule == nil && t.updated && w.leads() {
+		return info, fault.New(fault.Busy, "%s: the worker that had set its optimiser has died, and this one is about to learn which it is: try again", t.name).With(t.about())
 	}
 	if t.rated {
 		rate := float64(t.rate)

@@ -77,7 +77,7 @@ func (s *Store) push(c pendingPush, replies []Reply) ([]Reply, error) {
 	switch {
 	case h.Round <= at:
 		c.drop()
-		return append(replies, s.repeated(p, &c, at, waits)...), nil
+		return append(replies, s.repeated(t, p, &c, at, waits)...), nil
 	case h.Round > at+1 || waits:
 		c.drop()
 		return replies, fmt.Errorf("tensor %d packet %d: round %d of worker %d arrived before round %d was answered", h.Tensor, h.Packet, h.Round, c.rank, h.Round-1)
@@ -88,7 +88,7 @@ func (s *Store) push(c pendingPush, replies []Reply) ([]Reply, error) {
 }
 
 // repeated returns the reply to a contribution that has arrived before, in round at; none while it waits, or if replies are not lost.
-func (s *Store) repeated(p *packet, c *pendingPush, at uint64, waits bool) []Reply {
+func (s *Store) repeated(t *tensor, p *packet, c *pendingPush, at uint64, waits bool) []Reply {
 	if !s.Replicates || c.header.Round < at {
 		return nil
 	}
@@ -97,7 +97,7 @@ func (s *Store) repeated(p *packet, c *pendingPush, at uint64, waits bool) []Rep
 		p.waiting[i].header.Epoch = c.header.Epoch
 		return nil
 	}
-	return []Reply{p.reply(c)}
+	return []Reply{t.reply(p, c)}
 }
 
 // Bury has no push wait for a worker any more, which is dead. It appends the replies to those that have waited for it.
@@ -139,7 +139,7 @@ func (s *Store) advance(id uint32, t *tensor, p *packet, replies []Reply) []Repl
 		n++
 	}
 	for i := range n {
-		replies = append(replies, p.reply(&p.waiting[i]))
+		replies = append(replies, t.reply(p, &p.waiting[i]))
 	}
 	p.waiting = slices.Delete(p.waiting, 0, n)
 	if len(p.waiting) > 0 {
@@ -163,9 +163,12 @@ func (s *Store) apply(t *tensor, p *packet, c *pendingPush) {
 }
 
 // reply makes the reply to a contribution.
-func (p *packet) reply(c *pendingPush) Reply {
+func (t *tensor) reply(p *packet, c *pendingPush) Reply {
 	h := c.header
 	h.Kind, h.Flags, h.LearningRate, h.Ahead, h.Policy, h.Plan, h.Contributors = wire.Sum, 0, 0, 0, 0, 0, 1
+	if t.rule != nil {
+		h.Flags = wire.FlagWeights
+	}
 	if h.Codec == wire.CodecRows {
 		h.RawLen, h.WireLen = wire.PacketBytes, 0
 		return Reply{c.rank, aggregate.Sum{Header: h}}

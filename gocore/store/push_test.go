@@ -204,7 +204,7 @@ func TestLearningRateOfPushes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := replies[0].Header; h.Flags != 0 || h.LearningRate != 0 {
+	if h := replies[0].Header; h.Flags != wire.FlagWeights || h.LearningRate != 0 {
 		t.Errorf("the reply's header is %+v", h)
 	}
 	expect(8.5, replies)
