@@ -71,6 +71,11 @@ type Vacated struct {
 	Why  string
 }
 
+// Backed reports that a node has a backup again, which has everything that it stores.
+type Backed struct {
+	ID, Backup int
+}
+
 // Buried reports that a node is dead, and that the cluster goes on without it.
 type Buried struct {
 	View View
@@ -135,6 +140,7 @@ func (a Joined) String() string    { return fmt.Sprintf("joined: %d nodes", len(
 func (a Waited) String() string    { return fmt.Sprintf("waited: %s, missing %v", a.What, a.Missing) }
 func (a Failed) String() string    { return fmt.Sprintf("failed: %s: %s", Name(a.ID), a.Why) }
 func (a Vacated) String() string   { return fmt.Sprintf("vacated: %s: %s", Name(a.ID), a.Why) }
+func (a Backed) String() string    { return fmt.Sprintf("backed: %s by %s", Name(a.ID), Name(a.Backup)) }
 func (a Buried) String() string    { return fmt.Sprintf("buried: %s: %s", Name(a.ID), a.Why) }
 func (a Recovered) String() string { return "recovered: " + Name(a.ID) }
 func (a Came) String() string      { return "came: " + Name(a.ID) }

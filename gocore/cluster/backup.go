@@ -61,6 +61,7 @@ func (s *Scheduler) stepBackedUp(from *member, own *pspb.BackedUp) {
 	id := int(own.GetId())
 	if m := s.members[id]; m != nil && !m.Newcomer && id != from.ID && int(own.GetEpoch()) >= s.backups.needed[from.ID] {
 		s.backups.of[from.ID] = id
+		s.do(Backed{ID: from.ID, Backup: id})
 	}
 }
 

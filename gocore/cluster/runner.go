@@ -214,6 +214,8 @@ func (r *Runner) act(action Action) error {
 		r.log.Warn("scheduler: lost "+Name(a.ID)+"; the others go on without it", "reason", a.Why)
 		r.mail.change(a.View, a.ID)
 		r.events.buried(Burial{ID: a.ID, Why: a.Why})
+	case Backed:
+		r.log.Info("scheduler: " + Name(a.Backup) + " has a replica of all that " + Name(a.ID) + " stores")
 	case Recovered:
 		r.log.Warn("scheduler: a successor has taken the place of " + Name(a.ID))
 		r.mail.view.Store(&a.View)

@@ -18,7 +18,7 @@ import (
 	"fptps/gocore/wire"
 )
 
-var successions = flag.Int("successions", 300, "schedules with deaths of nodes with backups that TestWeightsSurvive plays")
+var successions = flag.Int("successions", 150, "schedules with deaths of nodes with backups that TestWeightsSurvive plays")
 
 // backups are what the scheduler knows of backups. A nil pointer: there are none.
 type backups struct {
