@@ -58,7 +58,7 @@ chaos: setup ## one training of 1,000 events: nodes come, leave, are killed, sta
 test-long: setup ## race, fuzz a minute each, changes of plan, deaths and newcomers, kills at random instants, a soak, MXNet, cluster tests under load
 	@$(MAKE) --no-print-directory race
 	go test ./gocore/kv -timeout 60m -run TestPlansChangeBetweenRounds -plays 10000
-	go test ./gocore/kv -timeout 60m -run 'TestDeaths|TestWorkersDie' -deaths 100000
+	go test ./gocore/kv -timeout 120m -run 'TestDeaths|TestWorkersDie|TestWeightsSurvive' -deaths 100000 -successions 20000
 	go test ./gocore/node -timeout 60m -run TestWorkersComeAndGo -changes 20000
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
 	$(BIN)/pytest tests/long
