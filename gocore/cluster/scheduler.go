@@ -111,14 +111,6 @@ type suspicion struct {
 	at     time.Time
 }
 
-// deadline is when a node that has received no verdict decides alone.
-func (o suspicion) deadline() time.Time {
-	if o.id == wire.SchedulerID {
-		return o.at.Add(lastWordTime)
-	}
-	return o.at.Add(verdictTime)
-}
-
 // NewScheduler makes the scheduler of a cluster of c.Workers and c.Servers. The
 // token has to be random, and new in every run.
 func NewScheduler(c Config, token [16]byte) *Scheduler {
