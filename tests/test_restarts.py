@@ -284,6 +284,21 @@ train(lambda kv, workers: os.path.exists({str(end)!r}), die(1), admits=False)
     assert ("the others have ended the training before it was admitted" in output) == joins
 
 
+def test_a_worker_that_stands_still_for_ever():
+    """The others give it up, and the run ends without it."""
+    program = """
+def strike(kv, step, workers):
+    if (kv.rank, step) == (1, 20):
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(lambda kv, workers: workers == (0,), strike)
+"""
+    heartbeats = {"PS_HEARTBEAT_INTERVAL": "0.5", "PS_HEARTBEAT_TIMEOUT": "3"}
+    code, output = run(program, "-n", 2, "-s", 1, FPTPS_RECOVERY="1", **heartbeats)
+    assert code == 0, output
+    assert "[worker 0] worker 0 ends with 0\n" in output
+    assert "fptps: stood still when the training ended, ended by SIGTERM: worker 1\n" in output
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_a_replacement_starts(gate, number):
     program = f"""

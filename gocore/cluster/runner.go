@@ -211,7 +211,7 @@ func (r *Runner) act(action Action) error {
 		r.mail.view.Store(&a.View)
 		r.events.vacated(a.ID, a.Why)
 	case Buried:
-		r.log.Warn("scheduler: lost "+Name(a.ID)+"; the others go on without it", "reason", a.Why)
+		r.log.Warn("scheduler: "+Loss(a.ID, a.Why), "reason", a.Why)
 		r.mail.change(a.View, a.ID)
 		r.events.buried(a.ID, a.Why, 0)
 	case Recovered:

@@ -65,7 +65,7 @@ func (n *Node) bury(id int, why string, epoch int) error {
 		}
 	}
 	if worker != nil {
-		n.log.Warn(cluster.Name(id)+" was lost; the others go on without it", "reason", why)
+		n.log.Warn(cluster.Loss(id, why), "reason", why)
 		worker.Bury(uint32(id))
 	}
 	if epoch > 0 {
