@@ -112,12 +112,14 @@ def test_connections_are_reset_again_and_again(train):
 
 
 @needs_network
+@pytest.mark.parametrize("nodes", [(), ("worker:0", "server:1")], ids=["all", "two of five"])
 @pytest.mark.parametrize("breaks", [False, pytest.param(True, marks=needs_resets)], ids=["silent", "with resets"])
-def test_a_switch_that_starts_anew(train, breaks):
-    """No packet passes for 2 s. Of a connection that is reset then only one side hears it."""
+def test_a_switch_that_starts_anew(train, breaks, nodes):
+    """No packet passes for 2 s, or none between some nodes and the others. Of a connection that is reset then only one
+    side hears it."""
 
     def disturb(bed):
-        with bed.cut():
+        with bed.cut(nodes):
             if breaks:
                 bed.reset("worker:0")
                 bed.reset("server:1")
