@@ -185,6 +185,39 @@ train(over, strike)
     assert (") ended with exit code 1, and no restart is left\n" in output) == error
 
 
+PS = """
+import os, signal, sys
+import numpy as np
+from fptps import ps
+
+ps.start()
+office, kv = ps.Postoffice.get(), ps.KVWorker(0)
+one = np.full(10, office.rank + 1, np.float32)
+kv.wait(kv.push([1], one))
+if not office.is_recovery and office.rank == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+total = 0
+while total < 4 + int(sys.argv[1]):  # until both and the successor have pushed
+    total = kv.wait(kv.pull([1])).max()
+print("worker", office.rank, "recovered" if office.is_recovery else "was there", total, flush=True)
+ps.finalize()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_of_a_ps_lite_program_is_replaced(rank):
+    """The successor has the place of the dead one: its rank."""
+    command = [sys.executable, "-m", "fptps", "run", "--restarts", "1", "-n", "2", "-s", "1", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PS, str(rank)], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    left = 1 - rank
+    assert f"[worker {left}] worker {left} was there {4 + rank}.0\n" in done.stdout
+    assert f"worker {rank} recovered {4 + rank}.0\n" in done.stdout
+    assert f"in the place of worker {rank}, which was killed by SIGKILL; 0 restarts are left\n" in done.stderr
+
+
 def test_replacements_that_fail_at_once(tmp_path):
     end = tmp_path / "end"
     program = f"""
