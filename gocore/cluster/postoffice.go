@@ -61,6 +61,10 @@ func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
 // Customers lists the customers of this process that have asked to join; at least one.
 func (p *Postoffice) Customers() []int { return p.customers }
 
+// Joined returns the cluster as this node has joined it. The events tell of all that happens later, also of what the node has heard
+// before it asks.
+func (p *Postoffice) Joined() View { return p.view }
+
 // View returns the cluster as it is now.
 func (p *Postoffice) View() View { return *p.mail.view.Load() }
 
