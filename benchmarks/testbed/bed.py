@@ -30,8 +30,9 @@ from .usage import INTERVAL_S, Sampler
 
 PORT: Final = 9000
 """Port of the scheduler, which is alone in its namespace."""
-DATA_PORT: Final = 9001
-"""Port of every node's data connections, but of those that came later: a node may have several of these."""
+DATA_PORTS: Final = range(9001, 32000)
+"""Ports of data connections: the first one is that of the processes of the start. Each that comes later has one of its
+own, as a node may have several."""
 RATE: Final = "1gbit"
 
 
@@ -92,6 +93,7 @@ class TestBed:
         self._director: Director | None = None
         self._running: tuple[Supervisor, Command] | None = None
         """During a run: what runs the processes, and the command of a worker of this machine."""
+        self._added = 0  # processes
         self._lock = threading.Lock()
 
     def __enter__(self) -> TestBed:
@@ -164,11 +166,13 @@ class TestBed:
             raise RuntimeError("add() works during a run only")
         supervisor, worker = self._running
         arguments = [*NODE, "server"] if role == "server" else list(program)
-        return supervisor.add(self._at(self._known(node), later(worker, role, arguments)))
+        self._added += 1
+        command = self._at(self._known(node), later(worker, role, arguments), DATA_PORTS[self._added])
+        return supervisor.add(command)
 
     def reset(self, node: str) -> None:
         """Resets a node's data connections."""
-        self._open.reset(self._known(node), PORT)
+        self._open.reset(self._known(node), DATA_PORTS)
 
     def cut(self, nodes: Sequence[str] = ()) -> contextlib.AbstractContextManager[None]:
         """A block in which no packet passes between the nodes, as if their switch started anew; or none between some
@@ -239,13 +243,13 @@ class TestBed:
     def _at_its_node(self, command: Command) -> Command:
         """A command of the start, in the namespace of its node."""
         node = command.role if command.role == "scheduler" else f"{command.role}:{command.rank}"
-        own = {**command.environment, "FPTPS_DATA_PORT": str(DATA_PORT)}
-        return self._at(node, command._replace(environment=own))
+        return self._at(node, command, DATA_PORTS[0])
 
-    def _at(self, node: str, command: Command) -> Command:
+    def _at(self, node: str, command: Command, data_port: int) -> Command:
         """The same command, in the namespace of a node."""
         network = self._open
-        environment = {**command.environment, "DMLC_PS_ROOT_URI": network.address("scheduler")}
+        own = {"DMLC_PS_ROOT_URI": network.address("scheduler"), "FPTPS_DATA_PORT": str(data_port)}
+        environment = {**command.environment, **own}
         del environment["DMLC_NODE_HOST"]  # of this machine; a process at its node finds its own
         environment.pop("DMLC_INTERFACE", None)
         rate = network.rates[node]

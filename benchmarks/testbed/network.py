@@ -215,10 +215,10 @@ class Network:
         self._shape("change", {node: rate})
         self.rates[node] = rate
 
-    def reset(self, node: str, but: int) -> None:
-        """Resets the node's TCP connections, but those of a port. The kernel needs CONFIG_INET_DIAG_DESTROY."""
-        ends = ["(", "sport", "!=", f":{but}", "and", "dport", "!=", f":{but}", ")"]
-        run_all([([*self.enter(node), tool("ss"), "--kill", "--tcp", "state", "connected", *ends], "")])
+    def reset(self, node: str, ports: range) -> None:
+        """Resets the node's TCP connections from and to these ports. The kernel needs CONFIG_INET_DIAG_DESTROY."""
+        ends = [f"( {end} ge :{ports[0]} and {end} le :{ports[-1]} )" for end in ("sport", "dport")]
+        run_all([([*self.enter(node), tool("ss"), "--kill", "--tcp", "state", "connected", " or ".join(ends)], "")])
 
     @contextlib.contextmanager
     def cut(self, nodes: Sequence[str] = ()) -> Iterator[None]:
