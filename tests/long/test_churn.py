@@ -12,7 +12,7 @@ import time
 import churn_training
 import pytest
 from churn import MOST, SETTINGS, Churn, ManyHosts, OneHost
-from on_testbed import needs_network
+from on_testbed import needs_network, needs_resets
 
 import fptps
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600 + 6 * EVENTS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("place", [OneHost, pytest.param(ManyHosts, marks=needs_network)])
+@pytest.mark.parametrize("place", [OneHost, pytest.param(ManyHosts, marks=[needs_network, needs_resets])])
 def test_nodes_come_and_go(gate, tmp_path, place, seed):
     chance = random.Random(seed)
     workers, servers = chance.randint(1, MOST["worker"]), chance.randint(0, MOST["server"])
