@@ -58,6 +58,5 @@ def test_nodes_come_and_go(gate, tmp_path, place, seed):
     print(f"{workers}x{servers} {settings}, {seconds:.0f} s, {churn.done}, {len(results)} at the end")
     (result,) = set(results)
     steps = result[0]
-    calm = fptps.LocalCluster(2, 1, 300 + 3 * EVENTS).run(churn_training.train, None, None, steps)
     print(f"{steps} steps")
-    assert calm == [result] * 2
+    assert fptps.LocalCluster(1, 0, 300 + 3 * EVENTS).run(churn_training.train, None, None, steps) == [result]
