@@ -140,6 +140,11 @@ func (r *Runner) Gone(id int, incarnation uint64, why string) {
 	r.loop.do(func() { r.perform(r.scheduler.Gone(time.Now(), id, incarnation, why)) })
 }
 
+// Unreachable is Gone for a process that may still live: it hears that it was given up.
+func (r *Runner) Unreachable(id int, incarnation uint64, why string) {
+	r.loop.do(func() { r.perform(r.scheduler.Unreachable(time.Now(), id, incarnation, why)) })
+}
+
 // Close ends the scheduler when its last messages are sent, or after a timeout. It is
 // idempotent, and must not be called from an event.
 func (r *Runner) Close() { r.loop.close() }

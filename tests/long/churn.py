@@ -144,7 +144,8 @@ class Churn:
     def __init__(self, place, chance):
         self.done = dict.fromkeys(EVENTS, 0)
         self.gone = set()  # processes that are on their way out
-        self.buried = set()
+        self.buried = set()  # of these, the ones that stand still until they are given up
+        self._still = set()
         self._place = place
         self._chance = chance
         self._later = []  # (when, what)
@@ -188,7 +189,10 @@ class Churn:
             return bool(self._place.hosts) and getattr(self, f"_{what}s")()
         role = "server" if what.endswith("server") else "worker"
         victims = self.alive(role)
-        if not victims or (role == "worker" and what != "stop" and len(victims) == 1):
+        if role == "worker" and what != "stop" and len(victims) == 1:
+            return False
+        victims = [each for each in victims if each not in self._still]
+        if not victims:
             return False
         victim = self._chance.choice(victims)
         if what == "stop":
@@ -211,7 +215,12 @@ class Churn:
 
     def _stop(self, victim, seconds):
         send(victim, signal.SIGSTOP)
-        self._later.append((time.monotonic() + seconds, lambda: send(victim, signal.SIGCONT)))
+        self._still.add(victim)
+        self._later.append((time.monotonic() + seconds, lambda: self._wake(victim)))
+
+    def _wake(self, victim):
+        self._still.remove(victim)
+        send(victim, signal.SIGCONT)
 
     def _stops(self, victim):
         seconds = self._long_or_short()
