@@ -179,6 +179,26 @@ func TestNoVerdictForAWhile(t *testing.T) {
 	})
 }
 
+// A node that has stood still reads what came meanwhile before it decides alone.
+func TestNoVerdictWhileThisNodeStoodStill(t *testing.T) {
+	for _, recovers := range []bool{false, true} {
+		inBubble(t, 1, func(b *bench) {
+			b.config.Recovers = recovers
+			w, s := b.start(2, 1)
+			b.net.Isolate(b.vans[w[0]])
+			suspect(w[0], s[0].View().Self, "connection refused")
+			synctest.Wait()
+			ticked := make(chan struct{})
+			w[0].loop.do(func() {
+				w[0].tick(time.Now().Add(time.Minute))
+				close(ticked)
+			})
+			<-ticked
+			b.wantLost(w[0])
+		})
+	}
+}
+
 // Strangers cannot make a cluster believe anything.
 func TestStrangers(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {

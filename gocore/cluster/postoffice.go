@@ -396,6 +396,9 @@ func (p *Postoffice) fail(err error) {
 func (p *Postoffice) tick(now time.Time) {
 	if gap := now.Sub(p.ticked); gap > stallTime { // this process stood still, so the scheduler's silence is no evidence
 		p.heard = p.heard.Add(gap)
+		for i := range p.suspects {
+			p.suspects[i].at = p.suspects[i].at.Add(gap)
+		}
 	}
 	p.ticked = now
 	if p.failure != nil {
