@@ -2,16 +2,13 @@
 
 import json
 import random
-import socket
-import subprocess
 import sys
 import time
 
 import pytest
 from benchmarks import testbed
-from benchmarks.testbed.network import tool
 from helpers import in_threads
-from on_testbed import needs_network, run
+from on_testbed import needs_network, needs_resets, run
 
 TRAIN = """
 import json, pathlib, sys
@@ -47,28 +44,6 @@ with fptps.KVWorker() as kv:
 """
 """A program that sums until a file exists, and compares every sum."""
 SETTINGS = {"FPTPS_RECOVERY": "1", "PS_HEARTBEAT_INTERVAL": "0.5", "PS_HEARTBEAT_TIMEOUT": "4"}
-
-
-def kernel_resets():
-    """Whether the kernel lets this process reset connections."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        with socket.create_connection(address) as connection:
-            command = [tool("ss"), "--kill", "--tcp", "dport", "=", f":{address[1]}"]
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-            connection.setblocking(False)
-            try:
-                return connection.recv(1) is None
-            except BlockingIOError:
-                return False
-            except ConnectionError:
-                return True
-
-
-needs_resets = pytest.mark.skipif(
-    testbed.why_not() is not None or not kernel_resets(),
-    reason="the kernel has no CONFIG_INET_DIAG_DESTROY, or needs root",
-)
 
 
 @pytest.fixture
@@ -112,12 +87,14 @@ def test_connections_are_reset_again_and_again(train):
 
 
 @needs_network
+@pytest.mark.parametrize("nodes", [(), ("worker:0", "server:1")], ids=["all", "two of five"])
 @pytest.mark.parametrize("breaks", [False, pytest.param(True, marks=needs_resets)], ids=["silent", "with resets"])
-def test_a_switch_that_starts_anew(train, breaks):
-    """No packet passes for 2 s. Of a connection that is reset then only one side hears it."""
+def test_a_switch_that_starts_anew(train, breaks, nodes):
+    """No packet passes for 2 s, or none between some nodes and the others. Of a connection that is reset then only one
+    side hears it."""
 
     def disturb(bed):
-        with bed.cut():
+        with bed.cut(nodes):
             if breaks:
                 bed.reset("worker:0")
                 bed.reset("server:1")

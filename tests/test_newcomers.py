@@ -361,7 +361,7 @@ def test_collectives_with_a_newcomer():
     assert results[0][1] == "[0, 1, 'new'] 3.0 1\n"
 
 
-def test_workers_that_leave():
+def test_workers_that_leave(capfd):
     """Each leaves in another step; the rounds that have begun end without it."""
 
     def train():
@@ -384,6 +384,11 @@ def test_workers_that_leave():
     results = fptps.LocalCluster(3, 1, 60, RECOVERS).run(train)
     assert [len(sizes) for sizes in results] == [7, 4, 12]
     assert results[2][-1] == 1
+    log = capfd.readouterr().err
+    for rank in (0, 1):
+        assert f"scheduler: worker {rank} has left; the others go on without it" in log
+        assert f'level=WARN msg="worker {rank} has left; the others go on without it" fptps=worker' in log
+        assert f"worker {rank} was lost" not in log
 
 
 def test_settings_that_make_no_sense(capfd):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -152,12 +153,15 @@ def test_a_server_is_ended_by_a_signal():
         fptps.LocalCluster(2, 2, 60, {"FPTPS_RECOVERY": "1"}).start(train_by_gates, gate.address) as run,
     ):
         gate.wait(2)
-        os.kill(run.process("server", 1).pid, signal.SIGTERM)
+        server = run.process("server", 1)
+        os.kill(server.pid, signal.SIGTERM)
         gate.open()
         gate.wait(2)
+        while server.returncode is None:  # else the cluster may end first, in good order, and the server with it
+            threading.Event().wait(0.01)
         gate.open()
         assert run.results() == [0, 0]
-        assert run.process("server", 1).returncode == 128 + signal.SIGTERM
+        assert server.returncode == 128 + signal.SIGTERM
 
 
 def train_by_gates(gate):

@@ -185,6 +185,39 @@ train(over, strike)
     assert (") ended with exit code 1, and no restart is left\n" in output) == error
 
 
+PS = """
+import os, signal, sys
+import numpy as np
+from fptps import ps
+
+ps.start()
+office, kv = ps.Postoffice.get(), ps.KVWorker(0)
+one = np.full(10, office.rank + 1, np.float32)
+kv.wait(kv.push([1], one))
+if not office.is_recovery and office.rank == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+total = 0
+while total < 4 + int(sys.argv[1]):  # until both and the successor have pushed
+    total = kv.wait(kv.pull([1])).max()
+print("worker", office.rank, "recovered" if office.is_recovery else "was there", total, flush=True)
+ps.finalize()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_of_a_ps_lite_program_is_replaced(rank):
+    """The successor has the place of the dead one: its rank."""
+    command = [sys.executable, "-m", "fptps", "run", "--restarts", "1", "-n", "2", "-s", "1", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PS, str(rank)], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    left = 1 - rank
+    assert f"[worker {left}] worker {left} was there {4 + rank}.0\n" in done.stdout
+    assert f"worker {rank} recovered {4 + rank}.0\n" in done.stdout
+    assert f"in the place of worker {rank}, which was killed by SIGKILL; 0 restarts are left\n" in done.stderr
+
+
 def test_replacements_that_fail_at_once(tmp_path):
     end = tmp_path / "end"
     program = f"""
@@ -282,6 +315,21 @@ train(lambda kv, workers: os.path.exists({str(end)!r}), die(1), admits=False)
     assert "[worker 0] worker 0 ends with 0\n" in output
     assert ("fptps: came too late for the training, ended by SIGTERM: worker +1\n" in output) != joins
     assert ("the others have ended the training before it was admitted" in output) == joins
+
+
+def test_a_worker_that_stands_still_for_ever():
+    """The others give it up, and the run ends without it."""
+    program = """
+def strike(kv, step, workers):
+    if (kv.rank, step) == (1, 20):
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(lambda kv, workers: workers == (0,), strike)
+"""
+    heartbeats = {"PS_HEARTBEAT_INTERVAL": "0.5", "PS_HEARTBEAT_TIMEOUT": "3"}
+    code, output = run(program, "-n", 2, "-s", 1, FPTPS_RECOVERY="1", **heartbeats)
+    assert code == 0, output
+    assert "[worker 0] worker 0 ends with 0\n" in output
+    assert "fptps: stood still when the training ended, ended by SIGTERM: worker 1\n" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -21,7 +21,7 @@ from benchmarks.testbed.quantities import Link, Rate, bits
 from benchmarks.testbed.usage import Sample
 from click.testing import CliRunner
 from helpers import in_threads
-from on_testbed import COMMAND, environment, needs_network, run
+from on_testbed import COMMAND, ENVIRONMENT, environment, needs_network, run
 
 from fptps._bench.bound import PAYLOAD
 
@@ -323,6 +323,51 @@ def test_a_scheduler_of_another_system():
     with testbed.TestBed(workers=2, servers=0) as bed:
         code = bed.run([sys.executable, "-c", CALL], out=out, err=err, serve=[sys.executable, "-c", SERVE])
     assert (code, out.getvalue(), err.getvalue()) == (0, "[scheduler] scheduler serves\n", "")
+
+
+COME = """
+import os, socket, sys
+import numpy as np
+import fptps, helpers
+
+with fptps.KVWorker() as kv:
+    kv.init(0, np.zeros(10, np.float32))
+    workers = kv.workers
+    if not kv.newcomer:
+        helpers.pass_gate(sys.argv[1])
+    while workers != (0, 1) or kv.stats().shares.get("server 0", 0) == 0:
+        admitted = kv.admit(tuple)
+        ticket = kv.push_pull(0, np.full(10, kv.rank + 2, np.float32))
+        assert (ticket.result() == sum(rank + 2 for rank in ticket.workers)).all()
+        workers = ticket.workers
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((os.environ["DMLC_PS_ROOT_URI"], 9))
+        print(kv.rank, way.getsockname()[0])
+"""
+
+
+@needs_network
+@pytest.mark.parametrize("node", ["worker:0", "worker:1"])
+def test_processes_that_come_later(gate, monkeypatch, node):
+    """At a node of their own, and beside another process."""
+    monkeypatch.setenv("FPTPS_RECOVERY", "1")
+    monkeypatch.setenv("FPTPS_MAX_WORKERS", "2")
+    program = [sys.executable, "-c", COME, gate.address]
+    out, err = io.StringIO(), io.StringIO()
+    with testbed.TestBed(2, 1) as bed:
+
+        def add():
+            gate.wait()
+            bed.add("worker", node)
+            bed.add("server", "server:0")
+            gate.open()
+
+        code, _ = in_threads(lambda: bed.run(program, ENVIRONMENT, out, err, workers=1, servers=0), add)
+        with pytest.raises(RuntimeError, match="during a run only"):
+            bed.add("worker", node)
+    assert code == 0, err.getvalue()
+    address = "10.77.2.2" if node == "worker:1" else "10.77.2.1"
+    assert sorted(out.getvalue().splitlines()) == ["[worker +1] 1 " + address, "[worker 0] 0 10.77.2.1"]
 
 
 @needs_network

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Final
 
-from fptps.cluster._commands import cluster_commands
-from fptps.cluster._process import Command
+from fptps.cluster._commands import NODE, cluster_commands, later
+from fptps.cluster._process import Command, Process
 from fptps.cluster._supervisor import Supervisor
 
 from . import check, found, usage
@@ -26,12 +26,13 @@ from .network import MOST_PER_ROLE, OUTSIDE, QUEUE, Network, find_way
 from .quantities import Hindrance, Link, Pair, Rate, TestBedError, bits, check_nodes, value_of
 from .record import Record
 from .script import Begin, Change, Entry, nodes_of
-from .usage import Sampler
+from .usage import INTERVAL_S, Sampler
 
 PORT: Final = 9000
 """Port of the scheduler, which is alone in its namespace."""
-DATA_PORT: Final = 9001
-"""Port of every node's data connections."""
+DATA_PORTS: Final = range(9001, 32000)
+"""Ports of data connections: the first one is that of the processes of the start. Each that comes later has one of its
+own, as a node may have several."""
 RATE: Final = "1gbit"
 
 
@@ -90,6 +91,9 @@ class TestBed:
         self._seed = seed
         self._network: Network | None = None
         self._director: Director | None = None
+        self._running: tuple[Supervisor, Command] | None = None
+        """During a run: what runs the processes, and the command of a worker of this machine."""
+        self._added = 0  # processes
         self._lock = threading.Lock()
 
     def __enter__(self) -> TestBed:
@@ -112,24 +116,31 @@ class TestBed:
         err: IO[str] | None = None,
         begin: Callable[[Supervisor], object] | None = None,
         serve: Sequence[str] = (),
+        workers: int | None = None,
+        servers: int | None = None,
+        interval_s: float = INTERVAL_S,
     ) -> int:
         """Runs a cluster with a program for each worker; returns the exit code of `fptps run`.
 
         environment: variables for all processes, besides those of this one; out, err: where their lines go; begin:
         gets what runs the processes before it does, for whoever is to call its stop(); serve: another system's program
-        for the scheduler and the servers, which finds its role in DMLC_ROLE.
+        for the scheduler and the servers, which finds its role in DMLC_ROLE; workers, servers: how many of them there
+        are, if not one at each node: the other nodes are for add(); interval_s: between two samples of the record.
         """
         network = self._open
         rates, passed = dict(network.rates), network.passed()
         flows = Flows(network, [each.action.traffic for each in self._script if isinstance(each.action, Begin)])
         try:
-            with Sampler(network.counters, self._link_rates) as sampler:
+            with Sampler(network.counters, self._link_rates, interval_s) as sampler:
                 self.record = Record(sampler.samples)
                 with Director(self._script, flows, network.echo, sampler.start, self._change) as director:
                     self._director = director
                     self.record.events, self.record.spans = director.events, director.spans
                     base = {**os.environ, **(environment or {}), TIMELINE: network.echo.input_path}
-                    code = self._supervise(list(program), list(serve), base, out, err, begin)
+                    workers = self._workers if workers is None else workers
+                    servers = self._servers if servers is None else servers
+                    commands = cluster_commands(workers, servers, PORT, lambda rank: list(program), base)
+                    code = self._supervise(commands, list(serve), out, err, begin)
                 self.record.missed = director.missed()
         finally:
             self._director = None
@@ -146,13 +157,27 @@ class TestBed:
         """Changes the rate of a node's link ("server:0", "100mbit" or "100mbit,1gbit"), also during a run."""
         self._change(Change(self._known(node), Rate.parse(rate)))
 
+    def add(self, role: str, node: str, program: Sequence[str] = ()) -> Process | None:
+        """Starts one more process during a run with FPTPS_RECOVERY=1, at a node, beside others that may be there.
+
+        role: "worker" or "server"; program: a worker's, if not that of the others. None: the run ends.
+        """
+        if self._running is None:
+            raise RuntimeError("add() works during a run only")
+        supervisor, worker = self._running
+        arguments = [*NODE, "server"] if role == "server" else list(program)
+        self._added += 1
+        command = self._at(self._known(node), later(worker, role, arguments), DATA_PORTS[self._added])
+        return supervisor.add(command)
+
     def reset(self, node: str) -> None:
         """Resets a node's data connections."""
-        self._open.reset(self._known(node), DATA_PORT)
+        self._open.reset(self._known(node), DATA_PORTS)
 
-    def cut(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which no packet passes between the nodes, as if their switch started anew."""
-        return self._open.cut()
+    def cut(self, nodes: Sequence[str] = ()) -> contextlib.AbstractContextManager[None]:
+        """A block in which no packet passes between the nodes, as if their switch started anew; or none between some
+        nodes and the others, as if a switch that joins the two parts did."""
+        return self._open.cut([self._known(node) for node in nodes])
 
     def address(self, node: str) -> str:
         """A node's IP address."""
@@ -197,26 +222,33 @@ class TestBed:
 
     def _supervise(
         self,
-        program: list[str],
+        commands: list[Command],
         serve: list[str],
-        environment: Mapping[str, str],
         out: IO[str] | None,
         err: IO[str] | None,
         begin: Callable[[Supervisor], object] | None,
     ) -> int:
-        commands = cluster_commands(self._workers, self._servers, PORT, lambda rank: program, environment)
+        worker = commands[-1]
         if serve:
             commands = [each if each.role == "worker" else each._replace(arguments=serve) for each in commands]
         supervisor = Supervisor([self._at_its_node(command) for command in commands], out=out, err=err)
         if begin is not None:
             begin(supervisor)
-        return supervisor.run()
+        self._running = supervisor, worker
+        try:
+            return supervisor.run()
+        finally:
+            self._running = None
 
     def _at_its_node(self, command: Command) -> Command:
-        """The same command, in the namespace of its node."""
-        network = self._open
+        """A command of the start, in the namespace of its node."""
         node = command.role if command.role == "scheduler" else f"{command.role}:{command.rank}"
-        own = {"DMLC_PS_ROOT_URI": network.address("scheduler"), "FPTPS_DATA_PORT": str(DATA_PORT)}
+        return self._at(node, command, DATA_PORTS[0])
+
+    def _at(self, node: str, command: Command, data_port: int) -> Command:
+        """The same command, in the namespace of a node."""
+        network = self._open
+        own = {"DMLC_PS_ROOT_URI": network.address("scheduler"), "FPTPS_DATA_PORT": str(data_port)}
         environment = {**command.environment, **own}
         del environment["DMLC_NODE_HOST"]  # of this machine; a process at its node finds its own
         environment.pop("DMLC_INTERFACE", None)

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -215,20 +215,25 @@ class Network:
         self._shape("change", {node: rate})
         self.rates[node] = rate
 
-    def reset(self, node: str, port: int) -> None:
-        """Resets the node's TCP connections from and to a port. The kernel needs CONFIG_INET_DIAG_DESTROY."""
-        ends = ["(", "sport", "=", f":{port}", "or", "dport", "=", f":{port}", ")"]
-        run_all([([*self.enter(node), tool("ss"), "--kill", "--tcp", "state", "connected", *ends], "")])
+    def reset(self, node: str, ports: range) -> None:
+        """Resets the node's TCP connections from and to these ports. The kernel needs CONFIG_INET_DIAG_DESTROY."""
+        ends = [f"( {end} ge :{ports[0]} and {end} le :{ports[-1]} )" for end in ("sport", "dport")]
+        run_all([([*self.enter(node), tool("ss"), "--kill", "--tcp", "state", "connected", " or ".join(ends)], "")])
 
     @contextlib.contextmanager
-    def cut(self) -> Iterator[None]:
-        """Within this block no packet passes the bridge."""
-        command = [*self._bridge, tool("ip"), "link", "set", "dev", "br0"]
-        run_all([([*command, "down"], "")])
+    def cut(self, nodes: Sequence[str] = ()) -> Iterator[None]:
+        """Within this block no packet passes the bridge; or none between these nodes and the others."""
+        command = [*self._bridge, tool("ip"), "-batch", "-"]
+        before, after = ["link set dev br0 down"], ["link set dev br0 up"]
+        if nodes:  # they go to another bridge: no node loses its carrier, and none hears of it
+            before = ["link add br1 type bridge mcast_snooping 0", *up("br1")]
+            before += [f"link set dev {end_of(node)} master br1" for node in nodes]
+            after = [*(f"link set dev {end_of(node)} master br0" for node in nodes), "link del br1"]
+        run_all([(command, "\n".join(before))])
         try:
             yield
         finally:
-            run_all([([*command, "up"], "")])
+            run_all([(command, "\n".join(after))])
 
     def counters(self) -> dict[Link, int]:
         """Bytes that each link has carried; queued and dropped bytes are not counted."""

@@ -34,10 +34,16 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Takes a sample every 20 ms, in a thread, during a `with` block, including its begin and end."""
+    """Takes a sample again and again, in a thread, during a `with` block, including its begin and end."""
 
-    def __init__(self, counters: Callable[[], dict[Link, int]], rates: Callable[[], dict[Link, float]]) -> None:
+    def __init__(
+        self,
+        counters: Callable[[], dict[Link, int]],
+        rates: Callable[[], dict[Link, float]],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         self.samples: list[Sample] = []
+        self._interval_s = interval_s
         self._counters = counters
         self._rates = rates
         self._end = threading.Event()
@@ -58,10 +64,10 @@ class Sampler:
         self._take()
 
     def _run(self) -> None:
-        due = self.start + INTERVAL_S
+        due = self.start + self._interval_s
         while not self._end.wait(max(0.0, due - time.monotonic())):
             self._take()
-            due = max(due + INTERVAL_S, time.monotonic())
+            due = max(due + self._interval_s, time.monotonic())
 
     def _take(self) -> None:
         now = time.monotonic() - self.start

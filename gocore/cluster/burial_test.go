@@ -87,6 +87,10 @@ func TestBuriedAlive(t *testing.T) {
 		time.Sleep(2 * verdictTime)
 		b.wantLost(w[1], "worker 1: the connection between server 0 and worker 1 broke: reset by peer")
 		b.wantLost(w[0])
+		b.runner.Unreachable(wire.ServerID(0), s[0].View().Me().Incarnation, "no answer within 3s")
+		time.Sleep(2 * verdictTime)
+		b.wantLost(s[0], "server 0: no answer within 3s")
+		b.wantLost(w[0])
 	})
 }
 

@@ -48,6 +48,18 @@ const (
 // Name is a node's name in texts: "worker 3".
 func Name(id int) string { return wire.NodeName(id) }
 
+// LeftWhy is the reason of a worker that leaves a training which goes on without it, as KVWorker.leave() gives it.
+const LeftWhy = "it left in good order"
+
+// Loss says in the log that the cluster goes on without a node.
+func Loss(id int, why string) string {
+	how := " was lost"
+	if why == LeftWhy {
+		how = " has left"
+	}
+	return Name(id) + how + "; the others go on without it"
+}
+
 // inGroup reports whether a node of role r belongs to group.
 func inGroup(r Role, group int) bool {
 	bit := map[Role]int{RoleServer: ServerGroup, RoleWorker: WorkerGroup, RoleScheduler: SchedulerGroup}[r]

@@ -166,6 +166,39 @@ func TestNoVerdict(t *testing.T) {
 	})
 }
 
+// A cluster that recovers outlives a network that is silent for some seconds: meanwhile nobody can hear the scheduler's verdict.
+func TestNoVerdictForAWhile(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		b.config.Recovers = true
+		w, s := b.start(2, 1)
+		b.net.Isolate(b.vans[w[0]])
+		suspect(w[0], s[0].View().Self, "connection refused")
+		time.Sleep(b.config.HeartbeatTimeout - b.config.HeartbeatInterval - time.Second)
+		b.wantLost(w[0])
+		wantError(t, awaitBarrier(w[0], WorkerGroup), fault.NodeLost, "scheduler was lost: it was silent for 3")
+	})
+}
+
+// A node that has stood still reads what came meanwhile before it decides alone.
+func TestNoVerdictWhileThisNodeStoodStill(t *testing.T) {
+	for _, recovers := range []bool{false, true} {
+		inBubble(t, 1, func(b *bench) {
+			b.config.Recovers = recovers
+			w, s := b.start(2, 1)
+			b.net.Isolate(b.vans[w[0]])
+			suspect(w[0], s[0].View().Self, "connection refused")
+			synctest.Wait()
+			ticked := make(chan struct{})
+			w[0].loop.do(func() {
+				w[0].tick(time.Now().Add(time.Minute))
+				close(ticked)
+			})
+			<-ticked
+			b.wantLost(w[0])
+		})
+	}
+}
+
 // Strangers cannot make a cluster believe anything.
 func TestStrangers(t *testing.T) {
 	inBubble(t, 1, func(b *bench) {

@@ -61,6 +61,10 @@ func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
 // Customers lists the customers of this process that have asked to join; at least one.
 func (p *Postoffice) Customers() []int { return p.customers }
 
+// Joined returns the cluster as this node has joined it. The events tell of all that happens later, also of what the node has heard
+// before it asks.
+func (p *Postoffice) Joined() View { return p.view }
+
 // View returns the cluster as it is now.
 func (p *Postoffice) View() View { return *p.mail.view.Load() }
 
@@ -135,9 +139,8 @@ func (p *Postoffice) refusal(d *Declaration) error {
 }
 
 // Suspect reports to the scheduler that the data connection to a process broke. If no
-// verdict comes within verdictTime (lastWordTime if the process is the scheduler), this
-// node decides alone that the process is lost. Suspect ignores a process whose successor
-// has already joined.
+// verdict comes until the deadline, this node decides alone that the process is lost.
+// Suspect ignores a process whose successor has already joined.
 func (p *Postoffice) Suspect(id int, incarnation uint64, why string) {
 	p.loop.do(func() {
 		if m := p.View().Member(id); p.failure != nil || m.Vacant || m.Incarnation != incarnation {
@@ -150,6 +153,19 @@ func (p *Postoffice) Suspect(id int, incarnation uint64, why string) {
 			}}})
 		}
 	})
+}
+
+// deadline is when this node decides alone. A cluster that recovers outlives a network that
+// is silent for some seconds, in which a node may hear of a death but not of the verdict: if
+// that takes too long, the scheduler's silence ends the node.
+func (p *Postoffice) deadline(o suspicion) time.Time {
+	switch {
+	case o.id == wire.SchedulerID:
+		return o.at.Add(lastWordTime)
+	case p.view.Recovers && p.c.beats():
+		return o.at.Add(p.c.HeartbeatTimeout + verdictTime)
+	}
+	return o.at.Add(verdictTime)
 }
 
 // Close leaves the cluster without waiting for the others. Waits under way end with
@@ -380,6 +396,9 @@ func (p *Postoffice) fail(err error) {
 func (p *Postoffice) tick(now time.Time) {
 	if gap := now.Sub(p.ticked); gap > stallTime { // this process stood still, so the scheduler's silence is no evidence
 		p.heard = p.heard.Add(gap)
+		for i := range p.suspects {
+			p.suspects[i].at = p.suspects[i].at.Add(gap)
+		}
 	}
 	p.ticked = now
 	if p.failure != nil {
@@ -392,7 +411,7 @@ func (p *Postoffice) tick(now time.Time) {
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
 		p.lose(wire.SchedulerID, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
 	}
-	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return !now.Before(o.deadline()) })
+	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return !now.Before(p.deadline(o)) })
 	if i >= 0 {
 		p.lose(p.suspects[i].id, p.suspects[i].why)
 	}
@@ -407,7 +426,7 @@ func (p *Postoffice) due() time.Time {
 		due = p.beat
 	}
 	for _, o := range p.suspects {
-		if at := o.deadline(); due.IsZero() || at.Before(due) {
+		if at := p.deadline(o); due.IsZero() || at.Before(due) {
 			due = at
 		}
 	}

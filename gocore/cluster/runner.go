@@ -140,6 +140,11 @@ func (r *Runner) Gone(id int, incarnation uint64, why string) {
 	r.loop.do(func() { r.perform(r.scheduler.Gone(time.Now(), id, incarnation, why)) })
 }
 
+// Unreachable is Gone for a process that may still live: it hears that it was given up.
+func (r *Runner) Unreachable(id int, incarnation uint64, why string) {
+	r.loop.do(func() { r.perform(r.scheduler.Unreachable(time.Now(), id, incarnation, why)) })
+}
+
 // Close ends the scheduler when its last messages are sent, or after a timeout. It is
 // idempotent, and must not be called from an event.
 func (r *Runner) Close() { r.loop.close() }
@@ -211,7 +216,7 @@ func (r *Runner) act(action Action) error {
 		r.mail.view.Store(&a.View)
 		r.events.vacated(a.ID, a.Why)
 	case Buried:
-		r.log.Warn("scheduler: lost "+Name(a.ID)+"; the others go on without it", "reason", a.Why)
+		r.log.Warn("scheduler: "+Loss(a.ID, a.Why), "reason", a.Why)
 		r.mail.change(a.View, a.ID)
 		r.events.buried(Burial{ID: a.ID, Why: a.Why})
 	case Backed:

@@ -112,14 +112,6 @@ type suspicion struct {
 	at     time.Time
 }
 
-// deadline is when a node that has received no verdict decides alone.
-func (o suspicion) deadline() time.Time {
-	if o.id == wire.SchedulerID {
-		return o.at.Add(lastWordTime)
-	}
-	return o.at.Add(verdictTime)
-}
-
 // NewScheduler makes the scheduler of a cluster of c.Workers and c.Servers. The
 // token has to be random, and new in every run.
 func NewScheduler(c Config, token [16]byte) *Scheduler {
@@ -241,8 +233,17 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 // Gone handles the certain end of a process, or its leaving without waiting for the
 // others. It ignores a process whose successor has already joined.
 func (s *Scheduler) Gone(now time.Time, id int, incarnation uint64, why string) []Action {
+	return s.gone(now, id, incarnation, why, false)
+}
+
+// Unreachable is Gone for a process that may still live: it hears that it was given up.
+func (s *Scheduler) Unreachable(now time.Time, id int, incarnation uint64, why string) []Action {
+	return s.gone(now, id, incarnation, why, true)
+}
+
+func (s *Scheduler) gone(now time.Time, id int, incarnation uint64, why string, mayLive bool) []Action {
 	if m := s.members[id]; m != nil && !m.Vacant && m.Incarnation == incarnation && s.state == running {
-		s.verdict(now, id, why, false)
+		s.verdict(now, id, why, mayLive)
 	}
 	return s.take()
 }

@@ -72,6 +72,15 @@ func TestBury(t *testing.T) {
 	}
 }
 
+// A newcomer asks a worker for its state that has died since it was chosen.
+func TestFetchFromADeadWorker(t *testing.T) {
+	d := recovering(t)
+	d.Bury(8)
+	if done, err := d.Fetch(8).Wait(0); !done || fault.CodeOf(err) != fault.NodeLost {
+		t.Errorf("done %v, error %v", done, err)
+	}
+}
+
 // Of a push_pull in place the contribution is whole until its sum is: a part of a sum of the dead node does not touch it.
 func TestPartOfASum(t *testing.T) {
 	d := recovering(t).ready(1)

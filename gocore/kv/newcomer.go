@@ -106,8 +106,13 @@ func (w *Worker) Fetch(node uint32) (ticket *Ticket) {
 		}
 		return e
 	}
-	w.step(func() effects {
-		e := w.inquire(i, []*ask{chunk(0, nil)})
+	w.step(func() (e effects) {
+		if w.isDead(node) { // since the caller has chosen it: no answer would come, and no further news of its death
+			w.open(i, nil)
+			ticket, i.then, i.err = i.ticket, nil, lostNode(w.Name(node), node)
+			return i.end()
+		}
+		e = w.inquire(i, []*ask{chunk(0, nil)})
 		ticket = i.ticket
 		return e
 	})

@@ -53,7 +53,7 @@ func (w *Worker) Bury(dead Death) {
 			w.mu.unsettled++
 		}
 		w.mu.closed = slices.DeleteFunc(w.mu.closed, func(c closedWorker) bool { return c.id == int(node) }) // no round waits for it any more
-		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
+		e.err = lostNode(w.Name(node), node)
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 			t := w.mu.byID[id]
 			gone, before := plan.RunsOf(t.runs, node), plan.RunsOf(t.before, node)
@@ -76,6 +76,10 @@ func (w *Worker) Bury(dead Death) {
 		e.ended = append(e.ended, w.mu.asks.bury(dead, e.err)...)
 		return e
 	})
+}
+
+func lostNode(name string, node uint32) error {
+	return fault.New(fault.NodeLost, "%s was lost", name).With(wire.AboutNode(int(node)))
 }
 
 func (w *Worker) isDead(node uint32) bool {

@@ -69,7 +69,7 @@ func (n *Node) bury(b cluster.Burial) error {
 		}
 	}
 	if worker != nil {
-		n.log.Warn(cluster.Name(b.ID)+" was lost; the others go on without it", "reason", b.Why)
+		n.log.Warn(cluster.Loss(b.ID, b.Why), "reason", b.Why)
 		worker.Bury(kv.Death{Node: uint32(b.ID), Heir: uint32(b.Heir), Settles: b.Epoch > 0})
 	}
 	if b.Epoch > 0 {

@@ -65,7 +65,8 @@ func (a *actor) live(config cluster.Config) error {
 		return err
 	}
 	defer post.Close()
-	view := post.View()
+	a.pause(10) // meanwhile it hears of deaths and of others that come
+	view := post.Joined()
 	members := aggregate.NewMembersAt(view.Epoch, ranksOf(view.Workers()))
 	plane := a.data.Join(uint32(view.Self))
 	shares, err := planOf(view)

@@ -32,7 +32,7 @@ func (n *Node) runMember() error {
 		return err
 	}
 	n.Office.Join(post)
-	view := post.View() // as this node has come: it may be admitted from the first connection on
+	view := post.Joined() // the others may die, or be admitted, from now on, and this node from its first connection on
 	me := view.Me()
 	if err := n.connect(ctx, tr, view); err != nil {
 		return err

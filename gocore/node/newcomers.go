@@ -61,20 +61,16 @@ func (n *Node) link(ctx context.Context, m cluster.Member) error {
 // dataAddress is where a node listens for data connections.
 func dataAddress(m cluster.Member) string { return net.JoinHostPort(m.Host, strconv.Itoa(m.DataPort)) }
 
-// connectLaneAs is connectLane of a newcomer, or a successor: the others may not know it yet, and may die meanwhile.
+// connectLaneAs is connectLane of a newcomer, or a successor: the others may not know it yet, and may die meanwhile. It dials all at once,
+// as one of them may stand still for as long as it takes the scheduler to give it up, and the others do not wait as long.
 func (n *Node) connectLaneAs(ctx context.Context, lane *transport.Transport, view cluster.View, dial, accept []int) error {
+	dialed := make(chan error, len(dial))
 	for _, id := range dial {
-		m := view.Member(id)
-		for {
-			attempt, cancel := context.WithTimeout(ctx, attemptTime)
-			err := lane.Dial(attempt, uint32(id), m.Incarnation, dataAddress(m))
-			cancel()
-			if err == nil || n.isDead(id) {
-				break
-			}
-			if !sleep(ctx, retryTime) {
-				return err
-			}
+		go func() { dialed <- fault.Catch(func() error { return n.dialUnlessDead(ctx, lane, view.Member(id)) }) }()
+	}
+	for range dial {
+		if err := <-dialed; err != nil {
+			return err
 		}
 	}
 	for _, id := range accept {
@@ -91,6 +87,21 @@ func (n *Node) connectLaneAs(ctx context.Context, lane *transport.Transport, vie
 		}
 	}
 	return nil
+}
+
+// dialUnlessDead makes the connection with a node, if that does not die before.
+func (n *Node) dialUnlessDead(ctx context.Context, lane *transport.Transport, m cluster.Member) error {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, attemptTime)
+		err := lane.Dial(attempt, uint32(m.ID), m.Incarnation, dataAddress(m))
+		cancel()
+		if err == nil || n.isDead(m.ID) {
+			return nil
+		}
+		if !sleep(ctx, retryTime) {
+			return err
+		}
+	}
 }
 
 // onAdmitted handles the admission of a newcomer, which may be this node. It follows the deaths before it.

@@ -120,7 +120,7 @@ func (n *Node) unreachable(id int, incarnation uint64, err error) {
 	post, scheduler := n.mu.post, n.mu.scheduler
 	n.mu.Unlock()
 	if scheduler != nil {
-		scheduler.Gone(id, incarnation, fmt.Sprintf("it made no data connection: %v", err))
+		scheduler.Unreachable(id, incarnation, fmt.Sprintf("it made no data connection: %v", err))
 	} else {
 		post.Suspect(id, incarnation, fmt.Sprint(err))
 	}

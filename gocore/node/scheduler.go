@@ -71,7 +71,11 @@ func (n *Node) watch(tr *transport.Transport, runner *cluster.Runner) {
 	handler := &kv.Handler{
 		Self: uint32(view.Self), OnFailed: n.onDataPlaneFailed,
 		OnLost: func(node uint32, err error) {
-			if err != nil && !n.isDead(int(node)) {
+			switch {
+			case err == nil || n.isDead(int(node)):
+			case transport.MayLive(err): // it was stopped, or cannot be reached
+				runner.Unreachable(int(node), n.incarnationOf(int(node)), fmt.Sprint(err))
+			default:
 				runner.Gone(int(node), n.incarnationOf(int(node)), "its process ended, or left without waiting for the others")
 			}
 		},
@@ -109,7 +113,7 @@ func (n *Node) awaitConnections(tr *transport.Transport, runner *cluster.Runner,
 	}
 	for _, id := range nodes {
 		if tr.Await(ctx, toUint32([]int{id})) != nil {
-			runner.Gone(id, n.incarnationOf(id), fmt.Sprintf("it made no data connection within %v of joining", n.config.JoinTimeout))
+			runner.Unreachable(id, n.incarnationOf(id), fmt.Sprintf("it made no data connection within %v of joining", n.config.JoinTimeout))
 			return
 		}
 	}

@@ -123,12 +123,13 @@ func (t *Transport) shakeHands(c stream) {
 
 // welcome makes a connection with the sender of h. It returns the reason of a refusal, "" on success.
 func (t *Transport) welcome(c stream, h *wire.Hello) (reason string, err error) {
-	var s *session
 	if _, local := c.(*rights); !local {
 		if h.Purpose != t.purpose() {
 			return "the nodes disagree on whether the cluster recovers (FPTPS_RECOVERY)", nil
 		}
-		s = t.newSession(h)
+		if s := t.newSession(h); s != nil {
+			return t.welcomeSession(c, h, s)
+		}
 	}
 	if reason := t.reserve(h.ID); reason != "" {
 		return reason, nil
@@ -138,7 +139,7 @@ func (t *Transport) welcome(c stream, h *wire.Hello) (reason string, err error) 
 	if err != nil {
 		return "", err
 	}
-	return "", t.establish(h.ID, c, memory, s)
+	return "", t.establish(h.ID, c, memory, nil)
 }
 
 // newSession makes the session of a connection that the sender of h has dialed; nil if connections have none.
@@ -216,16 +217,31 @@ func (t *Transport) reject(c stream, err error) {
 func (t *Transport) reserve(peer uint32) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	reason := t.whyNoFirst(peer)
+	if reason == "" && t.mu.reserved[peer] {
+		reason = t.connectedAlready(peer)
+	}
+	if reason == "" {
+		t.mu.reserved[peer] = true
+	}
+	return reason
+}
+
+// whyNoFirst returns why peer can have no connection beside what there is, "" if it can. mu is held.
+func (t *Transport) whyNoFirst(peer uint32) string {
 	switch {
 	case !t.mu.started:
 		return "this node's data plane is not started"
 	case t.mu.stopped || t.mu.leaving:
 		return name(t.self.ID) + " is closing"
-	case t.mu.conns.byPeer[peer] != nil || t.mu.reserved[peer] || t.mu.ending[peer]:
-		return fmt.Sprintf("%s and %s have a connection already", name(t.self.ID), name(peer))
+	case t.mu.conns.byPeer[peer] != nil || t.mu.ending[peer]:
+		return t.connectedAlready(peer)
 	}
-	t.mu.reserved[peer] = true
 	return ""
+}
+
+func (t *Transport) connectedAlready(peer uint32) string {
+	return fmt.Sprintf("%s and %s have a connection already", name(t.self.ID), name(peer))
 }
 
 func (t *Transport) unreserve(peer uint32) {

@@ -48,6 +48,7 @@ type conn struct {
 // connSet holds the established connections.
 type connSet struct {
 	byPeer      map[uint32]*conn
+	met         map[uint32]uint64  // incarnations of the peers with which there was a connection that is made again
 	order       []*conn            // by peer
 	lastServed  uint32             // peer of the last write; at first this node's own id
 	link        pace               // of all traffic that leaves this host
@@ -62,7 +63,10 @@ type connSet struct {
 
 func (t *connSet) add(c *conn) {
 	if t.byPeer == nil {
-		t.byPeer = make(map[uint32]*conn)
+		t.byPeer, t.met = make(map[uint32]*conn), make(map[uint32]uint64)
+	}
+	if c.session != nil {
+		t.met[c.peer] = c.session.incarnation
 	}
 	t.byPeer[c.peer] = c
 	i, _ := slices.BinarySearchFunc(t.order, c.peer, comparePeer)

@@ -10,8 +10,7 @@ import (
 )
 
 // flaky stands between a node and those that dial it. It resets each connection after a random number of bytes, also of a
-// handshake; what it has taken but not passed on is lost then, although the kernels have acknowledged it. The first connection
-// of each pair gets through its handshake, as it is not made again.
+// handshake; what it has taken but not passed on is lost then, although the kernels have acknowledged it.
 type flaky struct {
 	listener net.Listener
 	target   string       // guarded by mu
@@ -21,17 +20,16 @@ type flaky struct {
 	mu       sync.Mutex
 	rng      *rand.Rand
 	most     int64             // bytes that pass over each connection, if not drawn
-	fresh    int               // connections that are left to get through their handshakes
 	open     map[net.Conn]bool // both sides of each
 }
 
-// wear puts a flaky between n and the nodes that dial it; dialers is their number.
-func wear(t testing.TB, n *node, rng *rand.Rand, resets, dialers int) *flaky {
+// wear puts a flaky between n and the nodes that dial it.
+func wear(t testing.TB, n *node, rng *rand.Rand, resets int) *flaky {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &flaky{listener: l, target: n.addr(), rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), fresh: dialers, open: map[net.Conn]bool{}}
+	f := &flaky{listener: l, target: n.addr(), rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), open: map[net.Conn]bool{}}
 	f.wears.Store(int64(resets))
 	n.front = l.Addr().String()
 	t.Cleanup(f.close)
@@ -71,12 +69,7 @@ func (f *flaky) bytes() int64 {
 	if f.most > 0 {
 		return f.most
 	}
-	n := f.rng.Int64N(1 << f.rng.IntN(22))
-	if f.fresh > 0 {
-		f.fresh--
-		n += 1000
-	}
-	return n
+	return f.rng.Int64N(1 << f.rng.IntN(22))
 }
 
 func (f *flaky) passOnTo() string {

@@ -73,6 +73,18 @@ func (t *Transport) purpose() wire.Purpose {
 // errSevered says that the peer has noticed a break first.
 var errSevered = errors.New("broken on the peer's side")
 
+// Errors of connections that could not be made again, whose peer may live nevertheless.
+var (
+	errMute   = errors.New("no answer")
+	errFutile = errors.New("it broke again and again")
+)
+
+// MayLive reports whether the peer of a connection that was lost with this error may live: it was silent, and its host has not said that the
+// process has ended.
+func MayLive(err error) bool {
+	return errors.Is(err, errMute) || errors.Is(err, errFutile) || errors.Is(err, unix.ETIMEDOUT) || errors.Is(err, unix.EHOSTUNREACH)
+}
+
 // isBreak reports whether a connection that ended so may be made again. After a timeout the peer's host was silent for long enough.
 func isBreak(cause error) bool {
 	for _, e := range []error{io.EOF, errSevered, unix.ECONNRESET, unix.EPIPE, unix.ECONNABORTED} {
@@ -118,7 +130,7 @@ func (r *receiver) breakOff(c *conn, cause error) (fd int, number uint16, err er
 		return -1, 0, ended
 	}
 	if r.futile(c) {
-		return -1, 0, fmt.Errorf("it broke again and again for %v, and nothing arrived: %v", t.futileTime, cause)
+		return -1, 0, fmt.Errorf("%w for %v, and nothing arrived: %v", errFutile, t.futileTime, cause)
 	}
 	if errors.Is(cause, io.EOF) {
 		cause = errClosed
@@ -172,7 +184,7 @@ func (t *Transport) makeAgain(c *conn, number uint16) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("not within %v (last: %v)", t.brokenTime, err)
+			return fmt.Errorf("%w within %v (last: %v)", errMute, t.brokenTime, err)
 		case <-time.After(wait):
 		}
 	}

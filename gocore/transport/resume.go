@@ -26,6 +26,24 @@ func (t *Transport) resume(socket stream, h *wire.Hello) (reason string, err err
 	return "", t.attach(c, socket, h.Socket, h.Received)
 }
 
+// welcomeSession is welcome over TCP, where connections are made again. A socket may break before the peer has the answer to its first Hello:
+// then this node has a connection over which nothing has arrived, the peer dials again as if there was none, and the connection
+// gets the new socket.
+func (t *Transport) welcomeSession(socket stream, h *wire.Hello, s *session) (reason string, err error) {
+	c, reason, err := t.awaitBroken(h)
+	if reason != "" || err != nil {
+		return reason, err
+	}
+	defer t.unreserve(h.ID)
+	if _, err := socket.Write(wire.PutAnswer("")); err != nil {
+		return "", err
+	}
+	if c == nil {
+		return "", t.establish(h.ID, socket, nil, s)
+	}
+	return "", t.attach(c, socket, h.Socket, 0)
+}
+
 // checkReceived refuses a number of packets that cannot have arrived at the peer.
 func (t *Transport) checkReceived(c *conn, received uint32) string {
 	t.mu.Lock()
@@ -36,7 +54,8 @@ func (t *Transport) checkReceived(c *conn, received uint32) string {
 	return ""
 }
 
-// awaitBroken waits until the receive loop has given up the socket before that of h, and reserves the connection.
+// awaitBroken waits until the receive loop has given up the socket before that of h, and reserves the connection. It returns a nil c
+// where h is the first of its sender.
 func (t *Transport) awaitBroken(h *wire.Hello) (c *conn, reason string, err error) {
 	timeout := time.NewTimer(t.handshakeTimeout)
 	defer timeout.Stop()
@@ -66,7 +85,7 @@ func (t *Transport) claim(h *wire.Hello) (c *conn, reason string, changed chan s
 	case reason != "":
 		return nil, reason, nil, nil
 	case t.mu.reserved[h.ID]:
-	case t.isBroken(c):
+	case c == nil || t.isBroken(c):
 		t.mu.reserved[h.ID] = true
 		return c, "", nil, nil
 	default:
@@ -75,10 +94,14 @@ func (t *Transport) claim(h *wire.Hello) (c *conn, reason string, changed chan s
 	return nil, "", t.mu.changed, wake
 }
 
-// toResume returns the connection that h is about, or why there is none. mu is held.
+// toResume returns the connection that h is about, nil if h asks for a first one; or why that is impossible. mu is held.
 func (t *Transport) toResume(h *wire.Hello) (c *conn, reason string) {
 	c = t.mu.conns.byPeer[h.ID]
+	unheard := c != nil && c.session != nil && !c.session.dials && c.session.incarnation == h.Incarnation && c.session.received.Load() == 0
 	switch {
+	case h.Purpose == wire.Endure && !unheard:
+		return nil, t.whyNoFirst(h.ID)
+	case h.Purpose == wire.Endure:
 	case c == nil || c.session == nil || c.session.incarnation != h.Incarnation || c.session.dials == (h.Purpose == wire.Resume):
 		return nil, fmt.Sprintf("%s has no connection with %s that could be made again", name(t.self.ID), name(h.ID))
 	case h.Purpose == wire.Resume && int16(h.Socket-c.session.number) <= 0:
@@ -90,6 +113,10 @@ func (t *Transport) toResume(h *wire.Hello) (c *conn, reason string) {
 // sever has the receive loop give up the socket that h, a Wake, says is broken. It returns the reason of a refusal, "" on success.
 func (t *Transport) sever(h *wire.Hello) (reason string) {
 	t.mu.Lock()
+	if t.mu.conns.met[h.ID] != h.Incarnation { // the answer to this node's first Hello was lost: it dials again
+		t.mu.Unlock()
+		return ""
+	}
 	c, reason := t.toResume(h)
 	var wake *poller
 	if reason == "" && !t.isBroken(c) && h.Socket == c.session.number {

@@ -122,7 +122,8 @@ func TestFalseResumptions(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer held.Close()
-		puppet(t, server, 9)
+		puppet(t, server, 9).Write(packetBytes(contrib(1, 0), 10)) // else a new connection would take its place
+		server.h.untilArrived(t, 1)
 		for name, tc := range map[string]struct {
 			change func(*wire.Hello)
 			says   string

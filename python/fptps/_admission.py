@@ -74,7 +74,8 @@ class Admission:
 
     def _fetch(self) -> Any:
         """What another worker has handed over. Of those that were admitted together none has it."""
-        session, failure = self._session, None
+        session = self._session
+        failure: Exception | None = None
         for rank in session.workers():
             if rank == self._rank:
                 continue
@@ -86,4 +87,4 @@ class Admission:
             pickled = np.empty(session.core.state_size(session.usable()), np.uint8)
             session.core.take_state(session.usable(), pickled.ctypes.data, pickled.nbytes)
             return pickle.loads(pickled.data)
-        raise failure or NodeLostError("no other worker is left that has the state of the training")
+        raise NodeLostError("no other worker is left that has the state of the training") from failure

@@ -57,6 +57,11 @@ class Process:
         return self.role == "worker" and self.later > 0 and not self.takes_part
 
     @property
+    def given_up(self) -> bool:
+        """A worker that took part and has not left in good order: once the cluster has ended so, without it."""
+        return self.role == "worker" and self.takes_part and not self.left
+
+    @property
     def exit_code(self) -> int:
         """The exit code as a shell reports it: 128 + n for signal n; 0 while it runs."""
         code = self.returncode or 0

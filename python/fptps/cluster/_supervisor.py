@@ -30,8 +30,8 @@ GRACE_S: Final = 5.0
 DONE_S: Final = 4.0
 """How long the scheduler and servers may take to end by themselves once all workers have ended: they left together."""
 LATE_S: Final = 3.0
-"""How long workers that came too late for the training may take to end by themselves once it has ended: one that leaves
-by an exception waits 1 s for an answer of the scheduler."""
+"""How long workers that came too late for the training, or that the others have given up, may take to end by themselves
+once it has ended: one that leaves by an exception waits 1 s for an answer of the scheduler."""
 PATIENCE_S: Final = 2.0
 """How long after a signal the processes that still run are named."""
 DRAIN_S: Final = 1.0
@@ -96,7 +96,8 @@ class Supervisor:
         self._adding = threading.Lock()  # of the next two
         self._additions: list[_Addition] = []
         self._closed = False
-        self._late = Ending(kill)  # of workers that came too late for the training
+        self._late = Ending(kill)  # of workers that came too late for the training, or stand still when it has ended
+        self._still: set[Process] = set()  # the latter
         self._ended: list[Process] = []  # in the order in which they ended
         self._workers_left = True
         self._ending = Ending(kill)
@@ -274,7 +275,7 @@ class Supervisor:
                 if process in self._running and not process.asked:
                     os.kill(process.pid, NO_WORKERS)
         due = self._ending.due(now)
-        names = ", ".join(p.name for p in self.processes if p.returncode is None)
+        names = _names([p for p in self.processes if p.returncode is None])
         if due is not None and names:
             if self.stopped_by is None or due == signal.SIGKILL:
                 self._tell(f"fptps: still running, ended by {signal.Signals(due).name}: {names}")
@@ -311,11 +312,17 @@ class Supervisor:
                 f"{dead.how_it_ended()}; {left} left"
             )
         due = self._late.due(now)
-        late = [p for p in self.processes if p.too_late and p.returncode is None]
-        if due is not None and late:
-            names = ", ".join(p.name for p in late)
-            self._tell(f"fptps: came too late for the training, ended by {signal.Signals(due).name}: {names}")
-            self._signal(due, late)
+        if due is None:
+            return
+        running = [p for p in self.processes if p.returncode is None]
+        self._still |= {p for p in running if p.given_up and _stands_still(p.pid)}
+        late, still = [p for p in running if p.too_late], [p for p in running if p in self._still]
+        by = signal.Signals(due).name
+        if late:
+            self._tell(f"fptps: came too late for the training, ended by {by}: {_names(late)}")
+        if still:
+            self._tell(f"fptps: stood still when the training ended, ended by {by}: {_names(still)}")
+        self._signal(due, late + still)
 
     def _add_all(self, start: bool) -> None:
         """Starts, or refuses, the processes that add() waits for."""
@@ -385,6 +392,19 @@ class Supervisor:
                 prefix, splitter, printer = key.data
                 self._write(printer.lines, prefix, splitter.end())
                 key.fileobj.close()  # type: ignore[union-attr]
+
+
+def _names(processes: list[Process]) -> str:
+    return ", ".join(process.name for process in processes)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has just ended
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def _spare(command: Command) -> bool:
