@@ -63,6 +63,12 @@ func (n *Network) Isolate(v van.Van) {
 	v.(*memVan).isolated.Store(true)
 }
 
+// Kill is Isolate, and what the van has sent and has not arrived yet is lost, too.
+func (n *Network) Kill(v van.Van) {
+	n.Isolate(v)
+	v.(*memVan).killed.Store(true)
+}
+
 // Inject delivers frames to an address as if they came from a connection with that identity.
 func (n *Network) Inject(host string, port int, identity string, frames ...[]byte) {
 	n.deliver(address(host, port), message{from: []byte(identity), frames: frames})
@@ -88,6 +94,7 @@ type memVan struct {
 	done     chan struct{}
 	once     sync.Once
 	isolated atomic.Bool // see Isolate
+	killed   atomic.Bool // see Kill
 	mu       struct {    // no other lock is taken while it is held
 		sync.Mutex
 		id    int
@@ -100,7 +107,7 @@ type memVan struct {
 
 // link is a connection to an address.
 type link struct {
-	host string // of the van that sends
+	van  *memVan // that sends
 	from []byte // identity
 	to   string
 	past int // vans that were bound at the address and no longer were when the link was made
@@ -118,13 +125,15 @@ func (l *link) send(n *Network, frames [][]byte) {
 	if at := time.Now().Add(n.delay()); at.After(l.mu.last) {
 		l.mu.last = at
 	}
-	l.mu.flights = append(l.mu.flights, message{l.host, l.from, frames})
+	l.mu.flights = append(l.mu.flights, message{l.van.host, l.from, frames})
 	time.AfterFunc(time.Until(l.mu.last), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		next := l.mu.flights[0]
 		l.mu.flights = l.mu.flights[1:]
-		n.deliver(l.to, next)
+		if !l.van.killed.Load() {
+			n.deliver(l.to, next)
+		}
 	})
 }
 
@@ -168,7 +177,7 @@ func (v *memVan) Identify(id int) {
 
 // Connect implements van.Van.
 func (v *memVan) Connect(id int, host string, port int) error {
-	l := &link{host: v.host, to: address(host, port)}
+	l := &link{van: v, to: address(host, port)}
 	l.past = v.net.past(l.to)
 	v.mu.Lock()
 	defer v.mu.Unlock()
