@@ -143,7 +143,7 @@ func inBubble(t *testing.T, seed uint64, f func(b *bench)) {
 			t: t, net: memvan.New(seed, 50*time.Millisecond), vans: map[*Postoffice]van.Van{}, records: map[*Postoffice]*record{},
 			config: Config{
 				SchedulerHost: "sched", SchedulerPort: schedulerPort, Incarnation: 1,
-				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second,
+				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, SchedulerTimeout: 20 * time.Second,
 				Log: slog.New(slog.DiscardHandler),
 			},
 		})
