@@ -22,6 +22,7 @@ import (
 type actor struct {
 	*company
 	role       cluster.Role
+	number     int // from 1, in the order in which they were started
 	van        van.Van
 	post       *cluster.Postoffice
 	worker     *kv.Worker // nil: it is a server
@@ -30,6 +31,8 @@ type actor struct {
 	chain      chan func()   // what follows from verdicts and admissions, in order
 	cut        map[uint32]bool
 	points     points
+	late       bool // it has come when the others had begun, and takes no part yet
+	reached    int  // the last step with a barrier
 	began      bool // it is past the start, and may die
 	full       bool // it has the state of the training
 	dead       bool
@@ -40,6 +43,12 @@ func (a *actor) isDead() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.dead
+}
+
+func (a *actor) isLate() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.late
 }
 
 func (a *actor) isOver() bool {
@@ -71,6 +80,7 @@ func (a *actor) live(config cluster.Config) error {
 		return err
 	}
 	a.mu.Lock()
+	a.late = view.Me().Newcomer
 	a.post, a.cut = post, map[uint32]bool{}
 	a.aggregator = kv.NewAggregator(members, plane, false, a.config.Log)
 	a.aggregator.Recover()
@@ -301,7 +311,8 @@ func (a *actor) events() cluster.Events {
 				}
 			})
 		},
-		Failed: func(err error) { a.t.Error(err) },
+		Resumed: func(m cluster.Member) { a.note(a, "obeys scheduler %d", m.Incarnation) },
+		Failed:  func(err error) { a.t.Error(err) },
 	}
 }
 
