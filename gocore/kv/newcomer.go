@@ -109,6 +109,10 @@ func (w *Worker) Fetch(node uint32) (ticket *Ticket) {
 	w.step(func() effects {
 		e := w.inquire(i, []*ask{chunk(0, nil)})
 		ticket = i.ticket
+		if w.isDead(node) { // nobody will answer, and its burial is over
+			e.err = w.lostError(node)
+			e.ended = append(e.ended, w.mu.asks.bury(node, e.err)...)
+		}
 		return e
 	})
 	return ticket

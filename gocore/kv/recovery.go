@@ -43,7 +43,7 @@ func (w *Worker) Bury(node uint32) {
 			w.mu.unsettled++
 		}
 		w.mu.closed = slices.DeleteFunc(w.mu.closed, func(c closedWorker) bool { return c.id == int(node) }) // no round waits for it any more
-		e.err = fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
+		e.err = w.lostError(node)
 		for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 			t := w.mu.byID[id]
 			gone, before := plan.RunsOf(t.runs, node), plan.RunsOf(t.before, node)
@@ -62,6 +62,10 @@ func (w *Worker) Bury(node uint32) {
 		e.ended = append(e.ended, w.mu.asks.bury(node, e.err)...)
 		return e
 	})
+}
+
+func (w *Worker) lostError(node uint32) error {
+	return fault.New(fault.NodeLost, "%s was lost", w.Name(node)).With(wire.AboutNode(int(node)))
 }
 
 func (w *Worker) isDead(node uint32) bool {
