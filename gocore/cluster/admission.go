@@ -157,4 +157,6 @@ func (p *Postoffice) Fetched() {
 	})
 }
 
-func fetchedMessage() *pspb.Meta { return &pspb.Meta{Own: &pspb.Meta_Fetched{Fetched: &pspb.Fetched{}}} }
+func fetchedMessage() *pspb.Meta {
+	return &pspb.Meta{Own: &pspb.Meta_Fetched{Fetched: &pspb.Fetched{}}}
+}

@@ -50,6 +50,9 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, host string, m *pspb.Me
 	if s.isMember(node) { // it asked again before the answer arrived
 		return
 	}
+	if s.state == resuming {
+		s.resumption.noteAsking(node)
+	}
 	if s.state == resuming || s.state == gathering && now.Before(s.mayAssign()) && s.isFull(node) {
 		return // it asks again, and may be a newcomer then
 	}

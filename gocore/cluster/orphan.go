@@ -23,6 +23,7 @@ const lookTime = 100 * time.Millisecond
 type orphan struct {
 	since    time.Time
 	why      string
+	asked    time.Time // when a scheduler was last asked to go on: it may have to wait for others
 	made     int       // connections over which it has announced itself
 	noticed  time.Time // when those that wait were last told
 	needs    time.Time // since when something waits for the scheduler; zero: nothing does
@@ -70,7 +71,7 @@ func (p *Postoffice) schedulerAddress() string {
 func (p *Postoffice) tickOrphan(now time.Time) {
 	o := p.orphan
 	if made := p.loop.van.Connections(wire.SchedulerID); made > o.made {
-		o.made, o.answered = made, false
+		o.made, o.answered, o.asked = made, false, now
 		p.announce()
 	}
 	waiting := p.waitsForScheduler()
@@ -82,8 +83,10 @@ func (p *Postoffice) tickOrphan(now time.Time) {
 		o.needs = now
 	}
 	begin := o.since
-	if o.needs.After(begin) {
-		begin = o.needs
+	for _, at := range []time.Time{o.needs, o.asked} {
+		if at.After(begin) {
+			begin = at
+		}
 	}
 	if now.Sub(begin) >= p.view.SchedulerTimeout {
 		p.lose(wire.SchedulerID, fmt.Sprintf("%s. For %s no other was there for %s (FPTPS_SCHEDULER_TIMEOUT): start one at %s with the same settings, or use `fptps run --restarts`",
@@ -199,6 +202,7 @@ func (p *Postoffice) goOn() {
 	}
 	p.log.Warn("another scheduler goes on with the cluster", "scheduler", p.schedulerAddress(), "after", time.Since(p.orphan.since).Round(time.Millisecond))
 	p.orphan, p.beat = nil, time.Now()
+	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == wire.SchedulerID }) // the one before
 	for _, event := range []string{wire.Deaths, wire.Admissions, "a new plan"} {
 		p.endStall(event)
 	}

@@ -45,9 +45,9 @@ type Postoffice struct {
 	beat     time.Time     // when the next heartbeat is due
 	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
-	history  *history      // of the scheduler's decisions; nil: the cluster ends with its scheduler
-	begun    bool          // all nodes have met in the first barrier, and this one knows all that they know
-	orphan   *orphan       // nil: there is a scheduler
+	history  *history // of the scheduler's decisions; nil: the cluster ends with its scheduler
+	begun    bool     // all nodes have met in the first barrier, and this one knows all that they know
+	orphan   *orphan  // nil: there is a scheduler
 	pending  pending
 	strays   uint64
 	noted    map[int]bool // senders of strays that the log has named
@@ -205,11 +205,11 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		return
 	}
 	if from.ID == wire.SchedulerID {
+		defer p.goOn()
 		if !p.obey(e.Meta) {
 			return
 		}
 		p.heard = now
-		defer p.goOn()
 	}
 	answer, done := p.acks.take(from, e.Meta)
 	if answer != nil {
@@ -435,6 +435,8 @@ func (p *Postoffice) tick(now time.Time) {
 	case i < 0 || p.failure != nil || p.orphan != nil:
 	case p.suspects[i].id == wire.SchedulerID:
 		p.loseScheduler(now, p.suspects[i].why)
+	case p.outlives():
+		p.loseScheduler(now, fmt.Sprintf("it has said nothing of %s, whose connection with this node broke", Name(p.suspects[i].id)))
 	default:
 		p.lose(p.suspects[i].id, p.suspects[i].why)
 	}

@@ -39,6 +39,7 @@ type resumption struct {
 	since     time.Time
 	reported  time.Time // when the missing members were last named
 	came      map[int]*announcement
+	asking    map[int]bool  // members that ask to join
 	best      *announcement // that with the longest history
 	decisions map[uint64]pastDecision
 	tensors   map[uint64]pastTensor // by key
@@ -145,7 +146,7 @@ func (s *Scheduler) gather(now time.Time, m *pspb.Meta, terms []term) {
 			}
 		}
 		s.joiners, s.state = nil, resuming
-		s.resumption = &resumption{since: now, reported: now, came: map[int]*announcement{}, decisions: map[uint64]pastDecision{}, tensors: map[uint64]pastTensor{}}
+		s.resumption = &resumption{since: now, reported: now, came: map[int]*announcement{}, asking: map[int]bool{}, decisions: map[uint64]pastDecision{}, tensors: map[uint64]pastTensor{}}
 		copy(s.resumption.token[:], m.GetToken())
 		s.do(Note{Text: "nodes of a cluster have announced themselves, whose scheduler has ended: it goes on with this one"})
 	}
@@ -234,6 +235,31 @@ func (r *resumption) has(m Member) bool {
 	return a != nil && a.Incarnation == m.Incarnation && sameAddress(a.Member, m)
 }
 
+// comesNot reports whether a missing member will not come: another says that their connection broke, or it asks to join.
+func (r *resumption) comesNot(id int) bool {
+	if r.asking[id] {
+		return true
+	}
+	for _, a := range r.came {
+		if slices.Contains(a.suspects, id) {
+			return true
+		}
+	}
+	return false
+}
+
+// noteAsking notes that a node asks to join which others take for a member: it has not heard of it.
+func (r *resumption) noteAsking(node Member) {
+	if r.best == nil {
+		return
+	}
+	for _, m := range r.best.members {
+		if sameAddress(m, node) && m.Incarnation == node.Incarnation {
+			r.asking[m.ID] = true
+		}
+	}
+}
+
 // tickResumption resumes the cluster without the members that do not come in time.
 func (s *Scheduler) tickResumption(now time.Time) {
 	r := s.resumption
@@ -244,15 +270,12 @@ func (s *Scheduler) tickResumption(now time.Time) {
 		return
 	}
 	missing := r.missing()
-	broken := !slices.ContainsFunc(missing, func(id int) bool {
-		for _, a := range r.came {
-			if slices.Contains(a.suspects, id) {
-				return false
-			}
-		}
-		return true
-	})
-	if waited := now.Sub(r.since); waited >= resumeTime || broken && waited >= brokenTime {
+	broken := !slices.ContainsFunc(missing, func(id int) bool { return !r.comesNot(id) })
+	waits := resumeTime
+	if broken {
+		waits = brokenTime
+	}
+	if now.Sub(r.since) >= min(waits, s.c.SchedulerTimeout/2) { // else they would give up
 		s.resume(now)
 		return
 	}

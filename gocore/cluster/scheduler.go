@@ -117,7 +117,6 @@ type suspicion struct {
 	at     time.Time
 }
 
-
 // NewScheduler makes the scheduler of a cluster of c.Workers and c.Servers. The
 // token has to be random, and new in every run.
 func NewScheduler(c Config, token [16]byte) *Scheduler {

@@ -50,8 +50,8 @@ type Config struct {
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
 	Recovers          bool
-	MinWorkers        int // see cluster.Config
-	MaxWorkers        int // likewise
+	MinWorkers        int           // see cluster.Config
+	MaxWorkers        int           // likewise
 	SchedulerTimeout  time.Duration // likewise
 	RecoveryTimeout   time.Duration
 	Resend            bool // see cluster.Config

@@ -59,7 +59,7 @@ func (a *actor) isOver() bool {
 
 // live is the life of a node.
 func (a *actor) live(config cluster.Config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(a.joining, time.Minute)
 	defer cancel()
 	post, err := cluster.Join(ctx, a.van, config, a.events())
 	if a.isOver() || fault.CodeOf(err) == fault.Connect && strings.Contains(err.Error(), "up to FPTPS_MAX_WORKERS") {
@@ -137,6 +137,7 @@ func (a *actor) live(config cluster.Config) error {
 		last = a.worker.Rounds()
 		a.mu.Lock()
 		a.finished, a.over = true, true
+		a.end()
 		a.mu.Unlock()
 	}
 	err = a.barrier(func(done func(error)) { post.End(last, done) })

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -49,7 +50,9 @@ type company struct {
 	vans    *memvan.Network
 	data    *mem.Network
 	config  cluster.Config
-	members sync.WaitGroup // goroutines
+	members sync.WaitGroup  // goroutines
+	joining context.Context // ends when nobody comes any more
+	end     context.CancelFunc
 
 	mu     sync.Mutex
 	random *rand.Rand
@@ -83,6 +86,7 @@ func newCompany(t *testing.T, seed uint64) *company {
 		vans: memvan.New(seed, 5*time.Millisecond), begin: time.Now(),
 	}
 	pick := rand.New(rand.NewPCG(seed, 23))
+	c.joining, c.end = context.WithCancel(context.Background())
 	c.data = mem.New(func(n int) int { return pick.IntN(n) })
 	c.config = cluster.Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, Workers: 1 + c.rng.IntN(3), Servers: c.rng.IntN(3), Share: cluster.Unset, Recovers: true, MinWorkers: 1,
@@ -125,7 +129,7 @@ func (c *company) play() {
 	runner := c.runner
 	select {
 	case <-runner.Done():
-		if err := runner.Err(); err != nil {
+		if err := runner.Err(); err != nil && !c.isAnother(runner) && !c.isAfterEnd(err) {
 			c.t.Errorf("the cluster ended by %v", err)
 		}
 	case <-time.After(longest):
@@ -174,7 +178,7 @@ func (c *company) enter(role cluster.Role) {
 	config.Role, config.Host, config.Incarnation = role, fmt.Sprintf("host%d", number), uint64(100+number)
 	c.members.Go(func() {
 		err := a.live(config)
-		if err != nil && !a.isDead() && !strings.Contains(err.Error(), "have ended the training") && !(a.isLate() && strings.Contains(err.Error(), "scheduler was lost")) {
+		if err != nil && !a.isDead() && !c.isAfterEnd(err) && !strings.Contains(err.Error(), "have ended the training") && !(a.isLate() && strings.Contains(err.Error(), "scheduler was lost")) {
 			c.t.Errorf("%v %d: %v", role, number, err)
 		}
 	})

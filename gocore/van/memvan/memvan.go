@@ -69,6 +69,19 @@ func (n *Network) Kill(v van.Van) {
 	v.(*memVan).killed.Store(true)
 }
 
+// KillAfter isolates a van when it has sent so many more messages. left tells how many it may still send.
+func (n *Network) KillAfter(v van.Van, messages int) (left func() int) {
+	m := v.(*memVan)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.left = &messages
+	return func() int {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return messages
+	}
+}
+
 // Inject delivers frames to an address as if they came from a connection with that identity.
 func (n *Network) Inject(host string, port int, identity string, frames ...[]byte) {
 	n.deliver(address(host, port), message{from: []byte(identity), frames: frames})
@@ -100,6 +113,7 @@ type memVan struct {
 		id    int
 		peers map[int]*link
 		stats van.Stats
+		left  *int // see KillAfter
 
 		isMember func(*van.Envelope) bool // nil: there are only strangers
 	}
@@ -108,7 +122,7 @@ type memVan struct {
 // link is a connection to an address.
 type link struct {
 	van  *memVan // that sends
-	from []byte // identity
+	from []byte  // identity
 	to   string
 	past int // vans that were bound at the address and no longer were when the link was made
 	mu   struct {
@@ -233,6 +247,11 @@ func (v *memVan) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	l := v.mu.peers[id]
 	if l != nil {
 		v.mu.stats.Sent++
+		if left := v.mu.left; left != nil && *left == 0 {
+			v.isolated.Store(true)
+		} else if left != nil {
+			*left--
+		}
 	}
 	v.mu.Unlock()
 	if l == nil {
