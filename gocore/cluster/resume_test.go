@@ -12,9 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
 	"fptps/gocore/wire"
+	"fptps/gocore/wire/pspb"
 )
 
 var everyPoint = flag.Bool("every-point", false, "TestResumeAtEveryPoint leaves out no point")
@@ -335,4 +338,51 @@ func (b *bench) resumeAt(begin func(b *bench, c *company) func(), with string, f
 		b.t.Errorf("the scheduler has %s, want %s", got, want)
 	}
 	return more
+}
+
+// A node obeys the scheduler that it has lost until it has announced itself to another; then that one alone.
+func TestOneSchedulerIsObeyed(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		w, _ := b.begun(2, 0)
+		p := w[0]
+		decide := func(number uint64) *pspb.Meta {
+			return &pspb.Meta{Decision: proto.Uint64(number), Own: &pspb.Meta_Meet{Meet: &pspb.Meet{}}}
+		}
+		asked := make(chan []bool, 1)
+		p.loop.do(func() {
+			n := p.history.number
+			p.orphan = &orphan{}
+			before := p.obey(decide(n + 1))
+			p.orphan.made = 1
+			after := p.obey(decide(n + 2))
+			p.orphan = nil
+			asked <- []bool{before, after, p.history.number == n+1}
+		})
+		if got := <-asked; !slices.Equal(got, []bool{true, false, true}) {
+			t.Errorf("obeyed %v", got)
+		}
+	})
+}
+
+// A scheduler that was only silent goes on with its nodes, which have taken it for dead; one whose nodes obey another ends.
+func TestASchedulerThatComesBack(t *testing.T) {
+	inBubble(t, 1, func(b *bench) {
+		w, s := b.begun(2, 1)
+		for _, p := range append(w, s...) {
+			suspect(p, wire.SchedulerID, "it seems dead")
+		}
+		b.each(2, func(i int) error { return awaitBarrier(w[i], WorkerGroup) })
+		later := make(chan bool)
+		b.runner.loop.do(func() {
+			m := Member{ID: wire.WorkerID(0), Role: RoleWorker, Host: "w00", Port: 1, Incarnation: w[0].View().Me().Incarnation, Protocol: Protocol}
+			terms := []*pspb.Known_Term{{Number: proto.Uint32(1)}, {Number: proto.Uint32(2), Start: proto.Uint64(1)}}
+			own := &pspb.Announce{Node: nodeOf(m), Term: terms, Known: &pspb.Known{Decision: proto.Uint64(2), Begun: proto.Bool(true)}}
+			token := w[0].View().Token
+			b.runner.perform(b.runner.scheduler.Step(time.Now(), m.ID, "w00", &pspb.Meta{Own: &pspb.Meta_Announce{Announce: own}, Token: token[:], Incarnation: proto.Uint64(m.Incarnation)}))
+			close(later)
+		})
+		<-later
+		<-b.runner.Done()
+		wantError(t, b.runner.Err(), fault.NodeLost, "another scheduler goes on with its cluster")
+	})
 }
