@@ -143,8 +143,20 @@ func (s *Scheduler) tickAdmission(now time.Time) {
 
 // Arrived reports that this node's program waits to admit newcomers, or is a newcomer that is ready; and how many rounds of each tensor have ended here.
 func (p *Postoffice) Arrived(points uint64, complete wire.Rounds) {
-	p.tell(&pspb.Meta{Own: &pspb.Meta_Arrived{Arrived: &pspb.Arrived{Points: proto.Uint64(points), Counts: complete.Counts, Rounds: complete.Last}}})
+	p.loop.do(func() {
+		p.pending.ready = true
+		p.send(&pspb.Meta{Own: &pspb.Meta_Arrived{Arrived: &pspb.Arrived{Points: proto.Uint64(points), Counts: complete.Counts, Rounds: complete.Last}}})
+	})
 }
 
 // Fetched reports that this worker, which was admitted lately, knows the rounds.
-func (p *Postoffice) Fetched() { p.tell(&pspb.Meta{Own: &pspb.Meta_Fetched{Fetched: &pspb.Fetched{}}}) }
+func (p *Postoffice) Fetched() {
+	p.loop.do(func() {
+		p.pending.fetched = true
+		p.send(fetchedMessage())
+	})
+}
+
+func fetchedMessage() *pspb.Meta {
+	return &pspb.Meta{Own: &pspb.Meta_Fetched{Fetched: &pspb.Fetched{}}}
+}

@@ -1,10 +1,12 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
+	"fptps/gocore/wire"
 	"fptps/gocore/wire/pspb"
 )
 
@@ -15,6 +17,34 @@ import (
 type backups struct {
 	of     map[int]int // by node: its backup, which has everything
 	needed map[int]int // by node: the epoch in which it has inherited a store, which its backup needs too
+}
+
+func noBackups() backups { return backups{of: map[int]int{}, needed: map[int]int{}} }
+
+func (b *backups) clone() backups { return backups{maps.Clone(b.of), maps.Clone(b.needed)} }
+
+// encode and decode are for Known.
+func (b *backups) encode() (list []*pspb.Known_Backup) {
+	nodes := slices.Collect(maps.Keys(b.of))
+	for node := range b.needed {
+		if b.of[node] == 0 {
+			nodes = append(nodes, node)
+		}
+	}
+	slices.Sort(nodes)
+	for _, node := range nodes {
+		list = append(list, &pspb.Known_Backup{Node: proto.Int32(int32(node)), Id: proto.Int32(int32(b.of[node])), Needed: proto.Uint32(uint32(b.needed[node]))})
+	}
+	return list
+}
+
+func (b *backups) decode(list []*pspb.Known_Backup) {
+	for _, m := range list[:min(len(list), 2*wire.MaxWorkers)] {
+		if node := int(m.GetNode()); m.GetId() != 0 {
+			b.of[node] = int(m.GetId())
+		}
+		b.needed[int(m.GetNode())] = int(m.GetNeeded())
+	}
 }
 
 // BackupFor chooses a node's backup among the others: on another host if there is one, of the same role if there is one, the next one by id. 0: there is no other.
@@ -41,7 +71,6 @@ func (v View) BackupFor(id int) int {
 
 // beginBackups records the first backups.
 func (s *Scheduler) beginBackups() {
-	s.backups = backups{of: map[int]int{}, needed: map[int]int{}}
 	if s.view.Replicates {
 		for _, id := range s.ids() {
 			s.backups.of[id] = s.view.BackupFor(id)
@@ -62,6 +91,7 @@ func (s *Scheduler) stepBackedUp(from *member, own *pspb.BackedUp) {
 	if m := s.members[id]; m != nil && !m.Newcomer && id != from.ID && int(own.GetEpoch()) >= s.backups.needed[from.ID] {
 		s.backups.of[from.ID] = id
 		s.do(Backed{ID: from.ID, Backup: id})
+		s.decide(&pspb.Meta{Own: &pspb.Meta_BackedUp{BackedUp: &pspb.BackedUp{Of: proto.Int32(int32(from.ID)), Id: own.Id}}}, nil)
 	}
 }
 
@@ -86,5 +116,13 @@ func inherits(heir int, others []int) []int {
 
 // BackedUp reports that this node's backup has everything that the node had stored in an epoch.
 func (p *Postoffice) BackedUp(id, epoch int) {
-	p.tell(&pspb.Meta{Own: &pspb.Meta_BackedUp{BackedUp: &pspb.BackedUp{Id: proto.Int32(int32(id)), Epoch: proto.Uint32(uint32(epoch))}}})
+	own := &pspb.BackedUp{Id: proto.Int32(int32(id)), Epoch: proto.Uint32(uint32(epoch))}
+	p.loop.do(func() {
+		p.pending.backedUp = own
+		p.send(backedUpMessage(own))
+	})
+}
+
+func backedUpMessage(own *pspb.BackedUp) *pspb.Meta {
+	return &pspb.Meta{Own: &pspb.Meta_BackedUp{BackedUp: own}}
 }

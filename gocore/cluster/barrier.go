@@ -40,6 +40,9 @@ func (s *Scheduler) stepBarrier(now time.Time, from *member, m *pspb.Meta) {
 		customer = 0 // one barrier for all customers of all nodes
 	}
 	b := s.barrier(group, customer, m.GetAppId())
+	if b != nil && b.arrived[came] && s.history != nil {
+		return // it has said so again, as it took this scheduler for dead
+	}
 	if b == nil || b.arrived[came] {
 		s.stray(Name(from.ID), fmt.Sprintf("it asks twice for a barrier of group %d, or for too many", group))
 		return
@@ -139,11 +142,7 @@ func (b *barrier) came(id int) int {
 // complete sends all nodes of the group, servers first, the answer that the barrier is passed.
 func (s *Scheduler) complete(b *barrier) {
 	s.barriers = slices.DeleteFunc(s.barriers, func(o *barrier) bool { return o == b })
-	for _, id := range s.ids() {
-		if b.came(id) > 0 {
-			s.send(id, barrierMessage(b.group, b.app, b.customer, false))
-		}
-	}
+	s.decide(barrierMessage(b.group, b.app, b.customer, false), slices.DeleteFunc(s.ids(), func(id int) bool { return b.came(id) == 0 }))
 	if b.came(s.self.ID) > 0 {
 		s.do(Passed{Group: int(b.group)})
 	}

@@ -153,6 +153,7 @@ func (p *Postoffice) buried(b Burial) {
 		return
 	}
 	delete(p.closed, id)
+	delete(p.pending.linked, id)
 	p.suspects = slices.DeleteFunc(p.suspects, func(o suspicion) bool { return o.id == id })
 	p.mail.change(p.View().Without(id), id)
 	p.events.buried(b)
@@ -160,5 +161,14 @@ func (p *Postoffice) buried(b Burial) {
 
 // Stateful tells the scheduler that the aggregators will hold something that nobody else has.
 func (p *Postoffice) Stateful(what string) {
-	p.tell(&pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String(what)}}})
+	p.loop.do(func() {
+		if p.pending.stateful == "" {
+			p.pending.stateful = what
+		}
+		p.send(statefulMessage(what))
+	})
+}
+
+func statefulMessage(what string) *pspb.Meta {
+	return &pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String(what)}}}
 }

@@ -113,6 +113,8 @@ type View struct {
 	Replans     bool     // the plan may change: every node may have to sum
 	Recovers    bool     // the cluster goes on after the death of a node where it can: every node may have to sum
 	Replicates  bool     // each aggregator has a backup
+
+	SchedulerTimeout time.Duration // how long a node waits for another scheduler when it needs one; 0: the death of the scheduler ends the cluster
 }
 
 // Me is this node.
@@ -216,6 +218,7 @@ type Config struct {
 	Replicas          int           // of the scheduler, with Recovers: of what each aggregator stores; 0 or 1
 	MinWorkers        int           // of the scheduler: with fewer workers it does not
 	MaxWorkers        int           // of the scheduler: more workers at a time are refused; 0: as many as at the start
+	SchedulerTimeout  time.Duration // of the scheduler: how long nodes wait for another one after its death; 0: not at all
 	RecoveryTimeout   time.Duration // of the scheduler: how long a dead node's place is kept for a successor; 0: not at all
 	PSLite            bool          // it uses ps-lite's classes alone, and may join a scheduler of ps-lite
 	Resend            bool          // programs of ps-lite resend unacknowledged messages: PS_RESEND
@@ -266,6 +269,8 @@ type Events struct {
 	// Meet says when they are admitted; 0: not now.
 	Gather func() uint64
 	Meet   func(points uint64)
+	// Resumed reports that another scheduler goes on with the cluster, or that the one before was taken for dead.
+	Resumed func(scheduler Member)
 	// Waiting names the nodes for which a barrier or a declaration has waited 5 s, and again
 	// every 5 s; event is "barrier" or "key 3". No missing nodes: the wait has ended.
 	Waiting func(event string, missing []string)
@@ -314,6 +319,12 @@ func (e Events) settled(complete wire.Rounds) {
 func (e Events) recovered(m Member) {
 	if e.Recovered != nil {
 		e.Recovered(m)
+	}
+}
+
+func (e Events) resumed(scheduler Member) {
+	if e.Resumed != nil {
+		e.Resumed(scheduler)
 	}
 }
 

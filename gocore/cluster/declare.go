@@ -28,12 +28,28 @@ func (s *Scheduler) stepDeclare(now time.Time, from *member, list ...*pspb.Decla
 // answer sends each worker the replies to it.
 func (s *Scheduler) answer(replies []reply) {
 	answers := map[int][]*pspb.Meta{}
+	var decisions []*pspb.Meta
 	for _, r := range replies {
-		answers[r.rank] = append(answers[r.rank], r.meta)
+		switch {
+		case r.rank != everyone:
+			answers[r.rank] = append(answers[r.rank], r.meta)
+		case s.history != nil:
+			decisions = append(decisions, r.meta)
+		default:
+			if declared := r.meta.GetDeclared(); declared != nil {
+				declared.Tensor = nil
+			}
+			for _, rank := range ranks(r.to) {
+				answers[rank] = append(answers[rank], r.meta)
+			}
+		}
+	}
+	for part := range slices.Chunk(decisions, maxBatch) {
+		s.decide(batch(part), nil)
 	}
 	for _, rank := range slices.Sorted(maps.Keys(answers)) {
 		for part := range slices.Chunk(answers[rank], maxBatch) {
-			s.sendOwn(wire.WorkerID(rank), batch(part))
+			s.sendOwn(wire.WorkerID(rank), proto.Clone(batch(part)).(*pspb.Meta))
 		}
 	}
 }
@@ -55,7 +71,7 @@ func (s *Scheduler) enter(now time.Time, from *member, m *pspb.Declare) []reply 
 		s.stray(Name(from.ID), fmt.Sprintf("it declares a tensor of dtype %d, consistency %d", m.GetDtype(), m.GetPolicy()))
 		return nil
 	}
-	o := wire.Tensor{Bytes: m.GetBytes(), DType: wire.DType(m.GetDtype()), Policy: wire.Policy(m.GetPolicy()), Row: m.GetRow(), Name: m.GetName(), Shape: m.GetShape()}
+	o := tensorIn(m)
 	replies, twice := s.ledger.declare(now, from.Rank(), m.GetKey(), o)
 	if twice {
 		s.stray(Name(from.ID), fmt.Sprintf("it declares %s twice", wire.KeyText(m.GetKey(), o.Name)))

@@ -29,7 +29,7 @@ func Join(ctx context.Context, v van.Van, c Config, e Events) (*Postoffice, erro
 		l.close()
 		return nil, err
 	}
-	p := newPostoffice(a.c, e, l, view)
+	p := newPostoffice(a.c, e, l, view, a.known)
 	p.customers = a.asked
 	l.run(p)
 	return p, nil
@@ -46,6 +46,7 @@ type applicant struct {
 	made    int      // connections to the scheduler over which it was asked; the first ask waits for the first of them
 	missing []string // the missing nodes, as the scheduler last reported
 	logged  time.Time
+	known   *pspb.Known // of the decisions before this node has joined; nil: the cluster ends with its scheduler
 }
 
 // newApplicant binds the van and sends the first ADD_NODE.
@@ -167,6 +168,7 @@ func (a *applicant) step(e *van.Envelope) (View, error) {
 		return View{}, fault.New(fault.Connect, "%v: the scheduler at %s speaks version %d of fptps's protocol (0: it is a ps-lite program), this node version %d: start one with `fptps scheduler` of the same version",
 			a.c.Role, a.where(), protocol, Protocol)
 	}
+	a.known = e.Meta.GetKnown()
 	a.van.Identify(view.Self)
 	if err := a.van.Connect(wire.SchedulerID, a.c.SchedulerHost, a.c.SchedulerPort); err != nil {
 		return View{}, fault.New(fault.Connect, "%v: the scheduler at %s: %v", a.c.Role, a.where(), err)

@@ -17,6 +17,9 @@ import (
 const (
 	// silentJoiner is how long a joiner that no longer asks keeps its place.
 	silentJoiner = 5 * time.Second
+	// orphanTime is how long a scheduler of a cluster that may outlive its scheduler waits, once something has come, before it makes a cluster of the nodes that ask:
+	// nodes of a cluster that has lost its scheduler may be about to announce themselves, and some of those that ask wait to be admitted there.
+	orphanTime = time.Second
 	// maxRefusals bounds the connections per second that are made only to send a refusal.
 	maxRefusals = 32
 )
@@ -46,6 +49,12 @@ func (s *Scheduler) stepAddNode(now time.Time, from int, host string, m *pspb.Me
 	}
 	if s.isMember(node) { // it asked again before the answer arrived
 		return
+	}
+	if s.state == resuming {
+		s.resumption.noteAsking(node)
+	}
+	if s.state == resuming || s.state == gathering && now.Before(s.mayAssign()) && s.isFull(node) {
+		return // it asks again, and may be a newcomer then
 	}
 	answer := s.mayAnswer(node, host, m.GetJoin())
 	if reason := s.refusal(node, m.GetJoin()); reason != "" {
@@ -94,9 +103,6 @@ func sameAddress(a, b Member) bool { return a.Host == b.Host && a.Port == b.Port
 // refusal returns why node cannot join, "" if it can.
 func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 	workers, servers := int(join.GetWorkers()), int(join.GetServers())
-	room := map[Role]int{RoleWorker: s.c.Workers, RoleServer: s.c.Servers}[node.Role]
-	same := func(j *joiner) bool { return j.Role == node.Role && !sameJoiner(j.Member, node) }
-	others := len(slices.DeleteFunc(slices.Clone(s.joiners), func(j *joiner) bool { return !same(j) }))
 	switch {
 	case !s.knowsSecret(join):
 		return "it has another FPTPS_TOKEN than the scheduler: set the same one everywhere"
@@ -116,11 +122,22 @@ func (s *Scheduler) refusal(node Member, join *pspb.Join) string {
 	case s.state == running:
 		return fmt.Sprintf("the cluster is complete already, with %s and %s: start another cluster with a scheduler of its own",
 			count(s.c.Workers, "worker"), count(s.c.Servers, "server"))
-	case others >= room:
+	case s.isFull(node):
 		return fmt.Sprintf("%s asked to join before it, all that DMLC_NUM_%s allows",
-			count(room, node.Role.String()), strings.ToUpper(node.Role.String()))
+			count(s.room(node.Role), node.Role.String()), strings.ToUpper(node.Role.String()))
 	}
 	return ""
+}
+
+// room is the number of nodes of a role with which the cluster begins.
+func (s *Scheduler) room(r Role) int {
+	return map[Role]int{RoleWorker: s.c.Workers, RoleServer: s.c.Servers}[r]
+}
+
+// isFull reports whether so many others have asked.
+func (s *Scheduler) isFull(node Member) bool {
+	others := slices.DeleteFunc(slices.Clone(s.joiners), func(j *joiner) bool { return j.Role != node.Role || sameJoiner(j.Member, node) })
+	return len(others) >= s.room(node.Role)
 }
 
 // refuse sends a refusal to a joiner, if it may be answered; a ps-lite program cannot receive one.
@@ -222,6 +239,9 @@ func (s *Scheduler) tickJoin(now time.Time) {
 	if len(s.joiners) == 0 {
 		return
 	}
+	if s.assign(now); s.state != gathering {
+		return
+	}
 	if now.Sub(s.noticed) >= tickTime {
 		s.noticed = now
 		for _, j := range s.joiners {
@@ -249,7 +269,7 @@ func joinLevel(waited time.Duration) slog.Level {
 // and port, as in ps-lite. Further customers of a process have the same id, and each takes
 // up a rank.
 func (s *Scheduler) assign(now time.Time) {
-	if s.missingJoiners() != nil {
+	if s.missingJoiners() != nil || now.Before(s.mayAssign()) {
 		return
 	}
 	slices.SortFunc(s.joiners, func(a, b *joiner) int {
@@ -280,6 +300,10 @@ func (s *Scheduler) assign(now time.Time) {
 	s.view = s.makeView()
 	s.beginBackups()
 	s.planner.shares = s.view.Shares()
+	if s.outlives() {
+		s.history = newHistory(s.next, s.planner.shares, s.ledger.agreed)
+		s.history.replicates, s.history.backups = s.view.Replicates, s.backups.clone()
+	}
 	s.do(Identify{ID: s.self.ID})
 	s.do(Joined{View: s.view})
 	if s.c.Recovers && !s.view.Recovers {
@@ -307,6 +331,14 @@ func (s *Scheduler) assign(now time.Time) {
 	s.joiners = nil
 }
 
+// mayAssign is when ids may be given.
+func (s *Scheduler) mayAssign() time.Time {
+	if s.mayOutlive() {
+		return s.first.Add(orphanTime)
+	}
+	return s.first
+}
+
 // list makes the answer to nodes that have joined: all nodes, and what holds for the cluster.
 func (s *Scheduler) list(all []*pspb.Node) *pspb.Meta {
 	list := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.AddNode), Node: all}, Epoch: positive(uint32(s.epoch)), FastestLink: positive(s.fastest)}
@@ -319,7 +351,22 @@ func (s *Scheduler) list(all []*pspb.Node) *pspb.Meta {
 	if s.view.Replicates {
 		list.Replicates = proto.Bool(true)
 	}
+	if s.history != nil {
+		list.SchedulerTimeout = proto.Uint64(uint64(s.c.SchedulerTimeout.Milliseconds()))
+		list.Known = s.history.encode(s.finals > 0)
+	}
 	return list
+}
+
+// outlives reports whether the cluster goes on after the death of its scheduler, once another is started. What a program of the scheduler has done
+// in barriers another one cannot know.
+func (s *Scheduler) outlives() bool {
+	return s.view.Recovers && s.mayOutlive()
+}
+
+// mayOutlive reports whether its settings permit that.
+func (s *Scheduler) mayOutlive() bool {
+	return s.c.Recovers && s.c.SchedulerTimeout > 0 && !s.c.Attends
 }
 
 func (s *Scheduler) makeView() View {

@@ -26,6 +26,8 @@ type bench struct {
 	net     *memvan.Network
 	config  Config // of every node, unless a test changes its copy
 	runner  *Runner
+	sched   van.Van // of the runner
+	respond bool    // nodes respond to the scheduler as nodes do: see robot
 	vans    map[*Postoffice]van.Van
 	records map[*Postoffice]*record
 	mu      sync.Mutex // of the maps and the config
@@ -147,7 +149,7 @@ func inBubble(t *testing.T, seed uint64, f func(b *bench)) {
 			t: t, net: memvan.New(seed, 50*time.Millisecond), vans: map[*Postoffice]van.Van{}, records: map[*Postoffice]*record{},
 			config: Config{
 				SchedulerHost: "sched", SchedulerPort: schedulerPort, Incarnation: 1,
-				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second,
+				HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, SchedulerTimeout: 20 * time.Second,
 				Log: slog.New(slog.DiscardHandler),
 			},
 		})
@@ -162,7 +164,8 @@ func (b *bench) serve(workers, servers int) {
 	c := b.config
 	b.mu.Unlock()
 	c.Role = RoleScheduler
-	r, err := Serve(b.net.Van("sched"), c, Events{})
+	b.sched = b.net.Van("sched")
+	r, err := Serve(b.sched, c, Events{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -183,12 +186,18 @@ func (b *bench) join(ctx context.Context, role Role, host string, change func(*C
 		change(&c)
 	}
 	v, l := b.net.Van(host), &record{}
+	events, bot := l.events(), &robot{joined: make(chan struct{})}
+	if b.respond {
+		events = bot.events(events)
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	p, err := Join(ctx, v, c, l.events())
+	p, err := Join(ctx, v, c, events)
 	if err != nil {
 		return nil, err
 	}
+	bot.p = p
+	close(bot.joined)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.vans[p], b.records[p] = v, l

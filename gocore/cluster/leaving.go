@@ -53,7 +53,7 @@ func (p *Postoffice) Leave(why string) <-chan struct{} {
 	left := make(chan struct{})
 	leave := func() {
 		switch {
-		case p.failure != nil || p.pslite():
+		case p.failure != nil || p.orphan != nil || p.pslite():
 			close(left)
 		default:
 			p.left = left

@@ -3,6 +3,7 @@ package cluster
 import (
 	"container/list"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -19,9 +20,13 @@ const (
 	maxScan = 4096
 )
 
+// everyone is the rank of a reply to all workers that have declared a key: a decision.
+const everyone = -1
+
 // reply is a message for the worker of a rank.
 type reply struct {
 	rank int
+	to   map[int]wire.Tensor // for everyone: those that have declared the key, by rank
 	meta *pspb.Meta
 }
 
@@ -31,6 +36,7 @@ type ledger struct {
 	ranks   []int  // of the workers, without dead ones
 	changed string // what has happened to the workers of the start; "": they are all there, and no others
 	agreed  map[uint64]agreement
+	ids     uint32 // that were given
 	open    map[uint64]*declaration
 	oldest  list.List // the values of open, the oldest first
 	noticed time.Time // when overdue last returned anything
@@ -38,7 +44,8 @@ type ledger struct {
 
 type agreement struct {
 	wire.Tensor
-	id uint32
+	id       uint32
+	decision uint64 // by which it got the id, in a cluster that outlives its scheduler
 }
 
 // declaration is a key that some workers have declared, but not all.
@@ -69,9 +76,9 @@ func (l *ledger) declare(now time.Time, rank int, key uint64, o wire.Tensor) (re
 	}
 	if a, ok := l.agreed[key]; ok {
 		if a.Tensor == o {
-			return []reply{declaredReply(rank, key, a.id)}, false
+			return []reply{declaredReply(rank, key, a)}, false
 		}
-		return []reply{{rank, disagreement(key, l.allBut(rank, o, a.Tensor))}}, false
+		return []reply{{rank: rank, meta: disagreement(key, l.allBut(rank, o, a.Tensor))}}, false
 	}
 	d := l.open[key]
 	if d == nil {
@@ -135,22 +142,26 @@ func (l *ledger) bury(rank int) (replies []reply) {
 // conclude answers all workers: with the tensor's id if they agree and the cluster takes it, else with their opinions, or the refusal. A newcomer
 // that disagrees is alone in that.
 func (l *ledger) conclude(d *declaration) (replies []reply) {
-	a := agreement{d.opinions[l.ranks[0]], uint32(len(l.agreed))}
+	a := agreement{Tensor: d.opinions[l.ranks[0]], id: l.ids}
 	agreed, refusal := true, l.refusal(a.Tensor)
 	for _, rank := range l.ranks {
 		agreed = agreed && d.opinions[rank] == a.Tensor
 	}
-	if agreed && refusal == "" {
+	switch {
+	case !agreed:
+		return []reply{{everyone, d.opinions, disagreement(d.key, d.opinions)}}
+	case refusal != "":
+		replies = append(replies, refusedReply(everyone, d.key, refusal))
+	default:
 		l.agreed[d.key] = a
+		l.ids++
+		replies = append(replies, declaredReply(everyone, d.key, a))
 	}
+	replies[0].to = maps.Clone(d.opinions)
 	for _, r := range ranks(d.opinions) {
-		switch {
-		case !agreed || d.opinions[r] != a.Tensor:
-			replies = append(replies, reply{r, disagreement(d.key, d.opinions)})
-		case refusal != "":
-			replies = append(replies, refusedReply(r, d.key, refusal))
-		default:
-			replies = append(replies, declaredReply(r, d.key, a.id))
+		if d.opinions[r] != a.Tensor {
+			delete(replies[0].to, r)
+			replies = append(replies, reply{rank: r, meta: disagreement(d.key, d.opinions)})
 		}
 	}
 	return replies
@@ -229,12 +240,32 @@ func ranks(opinions map[int]wire.Tensor) []int {
 	return all
 }
 
-func declaredReply(rank int, key uint64, id uint32) reply {
-	return reply{rank, &pspb.Meta{Own: &pspb.Meta_Declared{Declared: &pspb.Declared{Key: proto.Uint64(key), Id: proto.Uint32(id)}}}}
+func declaredReply(rank int, key uint64, a agreement) reply {
+	m := &pspb.Declared{Key: proto.Uint64(key), Id: proto.Uint32(a.id)}
+	if rank == everyone {
+		m = declaredMessage(key, a)
+	}
+	return reply{rank: rank, meta: &pspb.Meta{Own: &pspb.Meta_Declared{Declared: m}}}
+}
+
+// declaredMessage says which tensor has got which id.
+func declaredMessage(key uint64, a agreement) *pspb.Declared {
+	return &pspb.Declared{Key: proto.Uint64(key), Id: proto.Uint32(a.id), Tensor: declareMessage(key, a.Tensor)}
+}
+
+func declareMessage(key uint64, t wire.Tensor) *pspb.Declare {
+	return &pspb.Declare{
+		Key: proto.Uint64(key), Bytes: proto.Uint64(t.Bytes), Dtype: proto.Uint32(uint32(t.DType)), Policy: proto.Uint32(uint32(t.Policy)),
+		Row: proto.Uint32(t.Row), Name: optional(t.Name), Shape: optional(t.Shape),
+	}
+}
+
+func tensorIn(m *pspb.Declare) wire.Tensor {
+	return wire.Tensor{Bytes: m.GetBytes(), DType: wire.DType(m.GetDtype()), Policy: wire.Policy(m.GetPolicy()), Row: m.GetRow(), Name: m.GetName(), Shape: m.GetShape()}
 }
 
 func refusedReply(rank int, key uint64, reason string) reply {
-	return reply{rank, &pspb.Meta{Own: &pspb.Meta_Refused{Refused: &pspb.Refused{Key: proto.Uint64(key), Reason: proto.String(reason)}}}}
+	return reply{rank: rank, meta: &pspb.Meta{Own: &pspb.Meta_Refused{Refused: &pspb.Refused{Key: proto.Uint64(key), Reason: proto.String(reason)}}}}
 }
 
 // disagreement lists the opinions, each with the ranks that hold it, in the order of their lowest rank.

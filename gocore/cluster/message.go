@@ -2,8 +2,10 @@ package cluster
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -126,6 +128,7 @@ func validHost(host string) bool {
 func viewOf(m *pspb.Meta, me Member) (View, error) {
 	nodes := m.GetControl().GetNode()
 	v := View{Epoch: int(m.GetEpoch()), FastestLink: m.GetFastestLink(), Replans: m.GetReplans(), Recovers: m.GetRecovers(), Replicates: m.GetReplicates()}
+	v.SchedulerTimeout = time.Duration(min(m.GetSchedulerTimeout(), math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 	if len(m.GetToken()) == len(v.Token) {
 		copy(v.Token[:], m.GetToken())
 	}

@@ -55,17 +55,28 @@ func (s *Scheduler) come(now time.Time, node Member) {
 	s.members[node.ID] = m
 	s.view = s.makeView()
 	s.do(Came{View: s.view, ID: m.ID})
-	for _, id := range s.ids() {
-		if id != m.ID {
-			s.send(id, addNodes(m.Member))
-		}
-	}
 	s.do(Connect{ID: m.ID, Host: m.Host, Port: m.Port})
 	var all []*pspb.Node
 	for _, other := range s.view.Members {
 		all = append(all, nodeOf(other))
 	}
 	s.send(m.ID, s.list(all))
+	s.tellHistory(m)
+	s.decide(addNodes(m.Member), slices.DeleteFunc(s.ids(), func(id int) bool { return id == m.ID }))
+}
+
+// tellHistory tells a newcomer what it would have to tell another scheduler: the decisions that not all have handled, and the tensors.
+func (s *Scheduler) tellHistory(m *member) {
+	if s.history == nil {
+		return
+	}
+	m.has = s.history.number
+	for _, decision := range s.history.kept() {
+		s.send(m.ID, proto.Clone(decision).(*pspb.Meta))
+	}
+	for part := range slices.Chunk(s.history.tensors(), maxBatch) {
+		s.send(m.ID, &pspb.Meta{Own: &pspb.Meta_Ledger{Ledger: &pspb.Ledger{Tensor: part}}})
+	}
 }
 
 // stepLinked records that a node has its connections with a newcomer.
@@ -96,9 +107,7 @@ func (s *Scheduler) admitOne(m *member, epoch int, points uint64) {
 	m.Newcomer = false
 	s.view = s.makeView()
 	s.do(Admitted{View: s.view, ID: m.ID})
-	for _, id := range s.ids() {
-		s.send(id, &pspb.Meta{Own: &pspb.Meta_Admitted{Admitted: &pspb.Admitted{Id: proto.Int32(int32(m.ID)), Epoch: positive(uint32(epoch)), Points: positive(points)}}})
-	}
+	s.decide(&pspb.Meta{Own: &pspb.Meta_Admitted{Admitted: &pspb.Admitted{Id: proto.Int32(int32(m.ID)), Epoch: positive(uint32(epoch)), Points: positive(points)}}}, s.ids())
 }
 
 // dismiss ends newcomers that have not come to the last barrier, as the cluster ends.
@@ -114,6 +123,10 @@ func (s *Scheduler) dismiss(last *barrier) {
 func (p *Postoffice) came(n *pspb.Node) {
 	m, err := memberOf(n)
 	m.ID, m.Customers = int(n.GetId()), 1
+	if m.ID == p.view.Self { // the last of what a newcomer is told
+		p.begun = true
+		return
+	}
 	if err != nil || !fits(m.ID, m.Role) || m.Role == RoleScheduler || p.View().Member(m.ID).ID != 0 {
 		p.log.Warn("dropped the announcement of a node that makes no sense", "node", m.ID, "reason", err)
 		return
@@ -124,7 +137,14 @@ func (p *Postoffice) came(n *pspb.Node) {
 
 // Linked reports that this node has its connections with a newcomer.
 func (p *Postoffice) Linked(m Member) {
-	p.tell(&pspb.Meta{Own: &pspb.Meta_Linked{Linked: &pspb.Linked{Id: proto.Int32(int32(m.ID)), Incarnation: proto.Uint64(m.Incarnation)}}})
+	p.loop.do(func() {
+		p.pending.linked[m.ID] = m.Incarnation
+		p.send(linkedMessage(m))
+	})
+}
+
+func linkedMessage(m Member) *pspb.Meta {
+	return &pspb.Meta{Own: &pspb.Meta_Linked{Linked: &pspb.Linked{Id: proto.Int32(int32(m.ID)), Incarnation: proto.Uint64(m.Incarnation)}}}
 }
 
 // admitted handles the admission of a newcomer, which may be this node.
@@ -134,6 +154,7 @@ func (p *Postoffice) admitted(own *pspb.Admitted) {
 		return
 	}
 	m.Newcomer = false
+	delete(p.pending.linked, m.ID)
 	p.mail.change(p.View().With(m), 0)
 	p.events.admitted(m, int(own.GetEpoch()), own.GetPoints())
 }

@@ -188,17 +188,17 @@ func TestANewcomerIsNotWaitedFor(t *testing.T) {
 		done := make(chan error, 2)
 		declareTo(w[0], 5, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { done <- err })
 		late := b.come(RoleWorker, "w9", w...)
-		declareTo(late, 5, wire.Tensor{Bytes: 8, DType: wire.Int32}, func(_ uint32, err error) {
-			if fault.CodeOf(err) != fault.Mismatch {
-				t.Errorf("declared otherwise: %v", err)
-			}
-		})
+		otherwise := make(chan error, 1)
+		declareTo(late, 5, wire.Tensor{Bytes: 8, DType: wire.Int32}, func(_ uint32, err error) { otherwise <- err })
 		time.Sleep(time.Second)
 		declareTo(w[1], 5, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(_ uint32, err error) { done <- err })
 		for range 2 {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
+		}
+		if err := <-otherwise; fault.CodeOf(err) != fault.Mismatch {
+			t.Errorf("declared otherwise: %v", err)
 		}
 		declareTo(late, 5, wire.Tensor{Bytes: 4, DType: wire.Int32}, func(id uint32, err error) {
 			if id != 0 || err != nil {

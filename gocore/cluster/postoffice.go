@@ -45,17 +45,27 @@ type Postoffice struct {
 	beat     time.Time     // when the next heartbeat is due
 	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
+	history  *history // of the scheduler's decisions; nil: the cluster ends with its scheduler
+	begun    bool     // all nodes have met in the first barrier, and this one knows all that they know
+	orphan   *orphan  // nil: there is a scheduler
+	pending  pending
 	strays   uint64
 	noted    map[int]bool // senders of strays that the log has named
 }
 
-func newPostoffice(c Config, e Events, l *loop, view View) *Postoffice {
+// newPostoffice makes that of a node that has joined. known is what the scheduler has said of the decisions before.
+func newPostoffice(c Config, e Events, l *loop, view View, known *pspb.Known) *Postoffice {
 	now := time.Now()
-	return &Postoffice{
+	p := &Postoffice{
 		c: c, events: e, log: c.log(), loop: l, acks: newAcks(c.Resend, view.Self), view: view, mail: newMail(l.van, view, wire.SchedulerID),
 		barriers: map[meeting][]*waiter{}, noted: map[int]bool{}, declares: map[uint64]Declaration{}, stuck: map[string]bool{}, closed: map[int]bool{},
-		beat: now, heard: now, ticked: now,
+		beat: now, heard: now, ticked: now, pending: pending{linked: map[int]uint64{}},
 	}
+	if view.SchedulerTimeout > 0 && known != nil {
+		p.history = historyOf(known)
+		p.pending.survived = &pspb.Survived{Epoch: proto.Uint32(uint32(view.Epoch))} // of a newcomer: it knows this epoch
+	}
+	return p
 }
 
 // Customers lists the customers of this process that have asked to join; at least one.
@@ -109,11 +119,7 @@ func (p *Postoffice) declare(list []Declaration) {
 			continue
 		}
 		p.declares[d.Key] = d
-		t := d.Tensor
-		messages = append(messages, &pspb.Meta{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{
-			Key: proto.Uint64(d.Key), Bytes: proto.Uint64(t.Bytes), Dtype: proto.Uint32(uint32(t.DType)), Policy: proto.Uint32(uint32(t.Policy)),
-			Row: proto.Uint32(t.Row), Name: optional(t.Name), Shape: optional(t.Shape),
-		}}})
+		messages = append(messages, &pspb.Meta{Own: &pspb.Meta_Declare{Declare: declareMessage(d.Key, d.Tensor)}})
 	}
 	for part := range slices.Chunk(messages, maxBatch) {
 		p.send(batch(part))
@@ -148,24 +154,15 @@ func (p *Postoffice) Suspect(id int, incarnation uint64, why string) {
 		}
 		p.suspects = append(p.suspects, suspicion{id: id, by: p.view.Self, why: why, at: time.Now()})
 		if id != wire.SchedulerID {
-			p.send(&pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{
-				Id: proto.Int32(int32(id)), Why: proto.String(clip(why)), Incarnation: proto.Uint64(incarnation),
-			}}})
+			p.send(suspectMessage(p.suspects[len(p.suspects)-1], incarnation))
 		}
 	})
 }
 
-// deadline is when this node decides alone. A cluster that recovers outlives a network that
-// is silent for some seconds, in which a node may hear of a death but not of the verdict: if
-// that takes too long, the scheduler's silence ends the node.
-func (p *Postoffice) deadline(o suspicion) time.Time {
-	switch {
-	case o.id == wire.SchedulerID:
-		return o.at.Add(lastWordTime)
-	case p.view.Recovers && p.c.beats():
-		return o.at.Add(p.c.HeartbeatTimeout + verdictTime)
-	}
-	return o.at.Add(verdictTime)
+func suspectMessage(o suspicion, incarnation uint64) *pspb.Meta {
+	return &pspb.Meta{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{
+		Id: proto.Int32(int32(o.id)), Why: proto.String(clip(o.why)), Incarnation: proto.Uint64(incarnation),
+	}}}
 }
 
 // Close leaves the cluster without waiting for the others. Waits under way end with
@@ -173,8 +170,14 @@ func (p *Postoffice) deadline(o suspicion) time.Time {
 // it must not be called from an event or a done.
 func (p *Postoffice) Close() { p.loop.close() }
 
-// send sends a message to the scheduler.
+// send sends a message to the scheduler, if there is one. What another one has to know, too, is in pending, barriers, declares or suspects.
 func (p *Postoffice) send(m *pspb.Meta) {
+	if p.failure != nil || p.orphan != nil {
+		return
+	}
+	if p.history != nil {
+		m.Term, m.Decision = proto.Uint32(p.history.term()), proto.Uint64(p.history.number)
+	}
 	m.Token, m.Incarnation = p.view.Token[:], proto.Uint64(p.view.Me().Incarnation)
 	p.acks.stamped(p.view.Member(wire.SchedulerID), m)
 	if err := p.loop.van.Send(wire.SchedulerID, m); err != nil {
@@ -184,15 +187,19 @@ func (p *Postoffice) send(m *pspb.Meta) {
 
 // tell sends a message to the scheduler from another goroutine, unless this node has failed.
 func (p *Postoffice) tell(m *pspb.Meta) {
-	p.loop.do(func() {
-		if p.failure == nil {
-			p.send(m)
-		}
-	})
+	p.loop.do(func() { p.send(m) })
 }
 
 func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	if p.failure != nil || e.From == 0 && e.Meta.GetWaiting() != nil { // sent to this node before it had joined
+		return
+	}
+	if p.isResumed(e.From, e.Meta) {
+		p.resumed(now, e.Meta, e.Meta.GetResumed())
+		return
+	}
+	if refused := e.Meta.GetRefused(); refused != nil && p.orphan != nil && refused.GetIncarnation() == p.view.Me().Incarnation {
+		p.lose(wire.SchedulerID, p.orphan.why+". Another one at its address has refused this node: "+clip(refused.GetReason()))
 		return
 	}
 	from, known := p.mail.known(e)
@@ -201,6 +208,10 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		return
 	}
 	if from.ID == wire.SchedulerID {
+		defer p.goOn()
+		if !p.obey(e.Meta) {
+			return
+		}
 		p.heard = now
 	}
 	answer, done := p.acks.take(from, e.Meta)
@@ -222,6 +233,12 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	case *pspb.Meta_Batch:
 		for _, m := range own.Batch.GetMessage() {
 			p.answered(m)
+		}
+	case *pspb.Meta_Ledger:
+		if p.history != nil {
+			for _, m := range own.Ledger.GetTensor() {
+				p.history.learn(m, m.GetDecision())
+			}
 		}
 	case *pspb.Meta_Waiting:
 		p.waiting(own.Waiting)
@@ -320,6 +337,9 @@ func (p *Postoffice) stray(from int) {
 func (p *Postoffice) answered(m *pspb.Meta) {
 	switch own := m.GetOwn().(type) {
 	case *pspb.Meta_Declared:
+		if own.Declared.Tensor != nil && tensorIn(own.Declared.Tensor) != p.declares[own.Declared.GetKey()].Tensor {
+			return // a newcomer that disagrees gets an answer of its own
+		}
 		p.declared(own.Declared.GetKey(), own.Declared.GetId(), nil)
 	case *pspb.Meta_Disagreement:
 		p.declared(own.Disagreement.GetKey(), 0, disagreementError(own.Disagreement))
@@ -404,15 +424,26 @@ func (p *Postoffice) tick(now time.Time) {
 	if p.failure != nil {
 		return
 	}
+	if p.orphan != nil {
+		p.heard = now
+		p.tickOrphan(now)
+		return
+	}
 	if p.c.HeartbeatInterval > 0 && !now.Before(p.beat) {
 		p.beat = now.Add(p.c.HeartbeatInterval)
 		p.send(heartbeat(p.view.Me()))
 	}
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
-		p.lose(wire.SchedulerID, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
+		p.loseScheduler(now, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
 	}
 	i := slices.IndexFunc(p.suspects, func(o suspicion) bool { return !now.Before(p.deadline(o)) })
-	if i >= 0 {
+	switch {
+	case i < 0 || p.failure != nil || p.orphan != nil:
+	case p.suspects[i].id == wire.SchedulerID:
+		p.loseScheduler(now, p.suspects[i].why)
+	case p.outlives():
+		p.loseScheduler(now, fmt.Sprintf("it has said nothing of %s, whose connection with this node broke", Name(p.suspects[i].id)))
+	default:
 		p.lose(p.suspects[i].id, p.suspects[i].why)
 	}
 }
@@ -420,6 +451,9 @@ func (p *Postoffice) tick(now time.Time) {
 func (p *Postoffice) due() time.Time {
 	if p.failure != nil {
 		return time.Time{}
+	}
+	if p.orphan != nil {
+		return p.ticked.Add(lookTime)
 	}
 	var due time.Time
 	if p.c.HeartbeatInterval > 0 {
@@ -431,6 +465,21 @@ func (p *Postoffice) due() time.Time {
 		}
 	}
 	return due
+}
+
+// deadline is when this node, if it has received no verdict about a suspect, decides alone. A cluster that recovers outlives a network that
+// is silent for some seconds, in which a node may hear of a death but not of the verdict: if that takes too long, the scheduler is
+// lost. A node that outlives its scheduler can still hear the scheduler's last words while it looks for another one.
+func (p *Postoffice) deadline(o suspicion) time.Time {
+	switch {
+	case o.id == wire.SchedulerID && p.outlives():
+		return o.at.Add(lookTime)
+	case o.id == wire.SchedulerID:
+		return o.at.Add(lastWordTime)
+	case p.view.Recovers && p.c.beats():
+		return o.at.Add(p.c.HeartbeatTimeout + verdictTime)
+	}
+	return o.at.Add(verdictTime)
 }
 
 func (p *Postoffice) ended(err error) {

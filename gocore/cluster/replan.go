@@ -106,19 +106,13 @@ func (s *Scheduler) stepPromise(now time.Time, from *member, own *pspb.Promise) 
 	}
 	first := wire.FirstRounds(all)
 	commit := &pspb.Commit{Plan: proto.Uint32(c.number), Counts: first.Counts, Rounds: first.Last}
-	for _, share := range c.shares {
-		commit.Share = append(commit.Share, &pspb.Commit_Share{Node: proto.Int32(int32(share.Node)), Share: proto.Uint32(share.Share)})
-	}
+	commit.Share = encodeShares(c.shares)
 	s.toWorkers(&pspb.Meta{Own: &pspb.Meta_Commit{Commit: commit}})
 	s.do(Planned{Number: c.number, Why: c.why})
 }
 
-// toWorkers sends each worker a message of its own.
-func (s *Scheduler) toWorkers(m *pspb.Meta) {
-	for _, id := range s.workers() {
-		s.send(id, proto.Clone(m).(*pspb.Meta))
-	}
-}
+// toWorkers sends the workers that take part a decision.
+func (s *Scheduler) toWorkers(m *pspb.Meta) { s.decide(m, s.workers()) }
 
 // inOrder lists the members that take part, as ids does.
 func (s *Scheduler) inOrder() []*member {
@@ -141,13 +135,11 @@ func (p *Postoffice) Report(c Capacity) {
 		paths = append(paths, &pspb.Capacity_Path{Node: proto.Int32(int32(id)), Rate: proto.Float64(c.Paths[id])})
 	}
 	p.loop.do(func() {
-		if p.failure != nil {
-			return
-		}
-		p.send(&pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: &pspb.Capacity{
+		p.pending.capacity = &pspb.Capacity{
 			Up: positive(c.Up), Down: positive(c.Down), Carried: positive(c.Carried),
 			Path: paths, Processor: positive(c.Processor),
-		}}})
+		}
+		p.send(&pspb.Meta{Own: &pspb.Meta_Capacity{Capacity: p.pending.capacity}})
 	})
 }
 
@@ -165,10 +157,7 @@ func (p *Postoffice) prepare(own *pspb.Prepare) {
 }
 
 func (p *Postoffice) commit(own *pspb.Commit) {
-	var shares []plan.Share
-	for _, s := range own.GetShare() {
-		shares = append(shares, plan.Share{Node: uint32(s.GetNode()), Share: s.GetShare()})
-	}
+	shares := decodeShares(own.GetShare())
 	next, err := plan.New(shares)
 	for _, s := range shares {
 		if m := p.View().Member(int(s.Node)); m.ID == 0 || m.Role == RoleScheduler {

@@ -47,6 +47,7 @@ type Scheduler struct {
 	joiners []*joiner // in the order in which they came; never more than the cluster has nodes
 	guests  int       // ids given to guests so far: -1, -2, ...
 	asked   int       // refusals sent since the last Tick
+	first   time.Time // when the first message came, or the first Tick
 	noticed time.Time // last Waiting "join"
 	noted   time.Time // last Note that names the missing nodes
 	since   time.Time // when the oldest joiner came
@@ -64,6 +65,8 @@ type Scheduler struct {
 	backups    backups      // see backup.go
 	stateful   string       // what only the aggregators have, "": nothing; see burial.go
 	buried     map[int]bool // the dead nodes without which the cluster goes on
+	history    *history     // of the decisions; nil: the cluster ends with its scheduler
+	resumption *resumption  // while state is resuming
 	epoch      int          // workers that have died or were admitted so far, with replicas also servers that have died
 	settling   *settlement  // after the last of these; nil: it is settled
 	fastest    uint64       // see View.FastestLink
@@ -85,6 +88,7 @@ type state uint8
 
 const (
 	gathering state = iota // ADD_NODE
+	resuming               // a cluster whose scheduler has died: see resume.go
 	running
 	ended // in good order or by a verdict; all later messages are ignored
 )
@@ -100,6 +104,8 @@ type member struct {
 	knows int          // a newcomer: the last epoch that it has reported, or with which it came
 	ready bool         // a newcomer: its program waits to be admitted
 	blank bool         // it was admitted, and does not know the rounds yet
+	has   uint64       // the last decision that it has handled
+	away  bool         // it has not announced itself to this scheduler: nothing can be sent to it
 
 	died time.Time // when a Vacant member was declared dead
 	why  string    // and the reason
@@ -121,7 +127,7 @@ func NewScheduler(c Config, token [16]byte) *Scheduler {
 	}
 	return &Scheduler{
 		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
-		buried: map[int]bool{}, next: map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}, ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}},
+		buried: map[int]bool{}, next: map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}, ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}}, backups: noBackups(),
 	}
 }
 
@@ -139,8 +145,15 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	if s.state == ended {
 		return
 	}
+	if s.first.IsZero() {
+		s.first = now
+	}
 	if m.GetControl().GetCmd() == pspb.AddNode {
 		s.stepAddNode(now, from, host, m)
+		return
+	}
+	if own := m.GetAnnounce(); own != nil {
+		s.stepAnnounce(now, from, host, m)
 		return
 	}
 	sender := s.members[from]
@@ -166,6 +179,12 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	if IsMail(m) {
 		s.do(Deliver{From: sender.Member})
 		return
+	}
+	if s.history != nil {
+		if m.GetTerm() != s.history.term() {
+			return // it was for the scheduler before this one; what its sender waits for it says again
+		}
+		sender.has = max(sender.has, min(m.GetDecision(), s.history.number))
 	}
 	switch own := m.GetOwn().(type) {
 	case *pspb.Meta_Declare:
@@ -216,6 +235,9 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	case *pspb.Meta_Stateful:
 		if s.stateful == "" {
 			s.stateful = clip(own.Stateful.GetWhat())
+			if s.history != nil {
+				s.decide(statefulMessage(s.stateful), nil)
+			}
 		}
 		return
 	}
@@ -262,10 +284,16 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 		s.forgive(gap)
 	}
 	s.ticked = now
+	if s.first.IsZero() {
+		s.first = now
+	}
 	switch s.state {
 	case gathering:
 		s.tickJoin(now)
+	case resuming:
+		s.tickResumption(now)
 	case running:
+		s.settleHistory()
 		s.tickSuspects(now)
 		s.tickHeartbeats(now)
 		s.tickVacancies(now)
@@ -281,6 +309,9 @@ func (s *Scheduler) Tick(now time.Time) []Action {
 // Due is when Tick has something to do before its usual second is over; the zero time if nothing.
 func (s *Scheduler) Due() time.Time {
 	var due time.Time
+	if s.state == gathering && len(s.joiners) > 0 && s.missingJoiners() == nil {
+		return s.mayAssign()
+	}
 	if s.state == running {
 		if s.finals > 0 && (s.planner.change != nil || s.mayReplan()) {
 			due = s.planner.due()
@@ -301,6 +332,9 @@ func (s *Scheduler) forgive(gap time.Duration) {
 	}
 	for _, j := range s.joiners {
 		j.heard = j.heard.Add(gap)
+	}
+	if s.resumption != nil {
+		s.resumption.since = s.resumption.since.Add(gap)
 	}
 }
 
@@ -354,19 +388,20 @@ func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 	}
 	vacant := s.mayRecover(id)
 	for _, other := range s.ids() {
-		if other != id || mayLive {
-			lost := lostNode(s.members[id].Member, why, vacant)
-			if goesOn && other != id {
-				lost.GetLost().Buried = proto.Bool(true)
-				if s.settles(id) {
-					lost.GetLost().Epoch = proto.Uint32(uint32(s.epoch + 1))
-				}
-				if heir := s.heir(id); heir != 0 {
-					lost.GetLost().Heir = proto.Int32(int32(heir))
-				}
-			}
-			s.sendOwn(other, lost)
+		if other == id && mayLive || other != id && !goesOn {
+			s.sendOwn(other, lostNode(s.members[id].Member, why, vacant))
 		}
+	}
+	if goesOn {
+		lost := lostNode(s.members[id].Member, why, false)
+		lost.GetLost().Buried = proto.Bool(true)
+		if s.settles(id) {
+			lost.GetLost().Epoch = proto.Uint32(uint32(s.epoch + 1))
+		}
+		if heir := s.heir(id); heir != 0 {
+			lost.GetLost().Heir = proto.Int32(int32(heir))
+		}
+		s.decide(lost, slices.DeleteFunc(s.ids(), func(other int) bool { return other == id }))
 	}
 	s.do(Disconnect{ID: id, Now: !mayLive})
 	switch {
@@ -409,12 +444,41 @@ func (s *Scheduler) workers() (ids []int) {
 
 // send sends a message to a member, unless that is dead.
 func (s *Scheduler) send(id int, m *pspb.Meta) {
-	if s.members[id].Vacant {
+	if s.members[id].Vacant || s.members[id].away {
 		return
 	}
 	m.Token, m.Incarnation = s.token[:], proto.Uint64(s.self.Incarnation)
+	if s.history != nil {
+		m.Stable = positive(s.history.stable)
+	}
 	s.acks.stamped(s.members[id].Member, m)
 	s.do(Send{ID: id, Meta: m})
+}
+
+// decide sends the members a decision: those that it concerns, or in a cluster that outlives its scheduler all.
+func (s *Scheduler) decide(m *pspb.Meta, concerned []int) {
+	if s.history != nil {
+		s.history.add(m, s.view.Members)
+		concerned = s.ids()
+		if lost := m.GetLost(); lost != nil {
+			concerned = slices.DeleteFunc(concerned, func(id int) bool { return id == int(lost.GetId()) })
+		}
+	}
+	for _, id := range concerned {
+		s.send(id, proto.Clone(m).(*pspb.Meta))
+	}
+}
+
+// settleHistory forgets the decisions that all members have handled.
+func (s *Scheduler) settleHistory() {
+	if s.history == nil {
+		return
+	}
+	least := s.history.number
+	for _, m := range s.members {
+		least = min(least, m.has)
+	}
+	s.history.settle(least)
 }
 
 // sendOwn sends a message that only fptps knows to a member, unless that is a ps-lite program.

@@ -93,7 +93,10 @@ func (p *Postoffice) Survived(epoch int, complete wire.Rounds, blank bool) {
 	if blank {
 		own.Blank = proto.Bool(true)
 	}
-	p.tell(&pspb.Meta{Own: &pspb.Meta_Survived{Survived: own}})
+	p.loop.do(func() {
+		p.pending.survived = own
+		p.send(&pspb.Meta{Own: &pspb.Meta_Survived{Survived: own}})
+	})
 }
 
 func (p *Postoffice) settled(own *pspb.Settled) {

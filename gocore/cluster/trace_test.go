@@ -128,6 +128,8 @@ func (s *script) command(line string) {
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Promise{Promise: m}})
 	case "stateful":
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Stateful{Stateful: &pspb.Stateful{What: proto.String("the optimiser of key 3")}}})
+	case "announce": // with the members that it knows, and what it knows of the decisions
+		s.announce(words, values)
 	case "leave":
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Leave{Leave: &pspb.Leave{Why: proto.String("it left by ValueError: a\x1b[2Jb\n")}}})
 	case "suspect":
@@ -159,8 +161,56 @@ func (s *script) cluster(values map[string]string) {
 		SchedulerHost: "sched", SchedulerPort: 9000, DataPort: 9001, Secret: values["secret"],
 		Workers: number(values["workers"], 0), Servers: number(values["servers"], 0),
 		Attends: values["attends"] != "", Recovers: values["recovers"] != "", RecoveryTimeout: duration(values["recovery"]), Resend: values["resend"] != "",
-		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]),
+		HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: duration(values["timeout"]), SchedulerTimeout: duration(values["outlives"]),
 	}, s.token)
+}
+
+// announce gives the scheduler a node's announcement. The node of "w0" is at w:1; "+w1" is a newcomer, "-w1" one that the node suspects.
+func (s *script) announce(words []string, values map[string]string) {
+	member := func(name string) Member {
+		m := Member{ID: nodeID(name), Role: RoleWorker, Host: name[:1], Share: 1, Protocol: Protocol}
+		if name[0] == 's' {
+			m.Role = RoleServer
+		}
+		m.Port = m.Rank() + 1
+		m.DataPort, m.Incarnation = m.Port+1, uint64(10*m.Port)
+		return m
+	}
+	me := member(words[0])
+	terms := []*pspb.Known_Term{{Number: proto.Uint32(1), Start: proto.Uint64(0)}}
+	if start := values["second"]; start != "" { // term, after that decision
+		terms = append(terms, &pspb.Known_Term{Number: proto.Uint32(2), Start: proto.Uint64(uint64(number(start, 0)))})
+	}
+	known := &pspb.Known{
+		Decision: proto.Uint64(uint64(number(values["decision"], 0))), Term: terms, NextServer: proto.Int32(12), NextWorker: proto.Int32(15), Begun: proto.Bool(values["begun"] != "no"),
+		Epoch: proto.Uint32(uint32(number(values["epoch"], 0))), Settling: proto.Bool(values["settling"] != ""), Plan: proto.Uint32(uint32(number(values["plan"], 0))),
+		Preparing: proto.Bool(values["preparing"] != ""), Admitting: proto.Bool(values["admitting"] != ""),
+	}
+	own := &pspb.Announce{Secret: proto.String(values["secret"]), Term: terms, Node: nodeOf(me), Known: known}
+	for i, name := range words {
+		newcomer, suspected := name[0] == '+', name[0] == '-'
+		m := member(strings.TrimLeft(name, "+-"))
+		m.Newcomer = newcomer
+		own.Member = append(own.Member, nodeOf(m))
+		if suspected {
+			own.Suspect = append(own.Suspect, int32(m.ID))
+		}
+		if i > 0 || values["keeps"] == "" {
+			continue
+		}
+		for n := number(values["keeps"], 0); n <= int(known.GetDecision()); n++ {
+			own.Decision = append(own.Decision, &pspb.Meta{Decision: proto.Uint64(uint64(n)), Own: &pspb.Meta_Meet{Meet: &pspb.Meet{Points: proto.Uint64(uint64(n))}}})
+		}
+	}
+	m := &pspb.Meta{Own: &pspb.Meta_Announce{Announce: own}, Token: s.token[:], Incarnation: proto.Uint64(me.Incarnation)}
+	if values["token"] == "wrong" {
+		m.Token = []byte("another token...")
+	}
+	host := values["host"]
+	if host == "" {
+		host = me.Host
+	}
+	s.print(s.scheduler.Step(s.now, me.ID, host, m))
 }
 
 func (s *script) joinMessage(words []string, values map[string]string) *pspb.Meta {

@@ -75,7 +75,7 @@ func TestBury(t *testing.T) {
 // A newcomer asks a worker for its state that has died since it was chosen.
 func TestFetchFromADeadWorker(t *testing.T) {
 	d := recovering(t)
-	d.Bury(8)
+	d.Bury(Death{Node: 8})
 	if done, err := d.Fetch(8).Wait(0); !done || fault.CodeOf(err) != fault.NodeLost {
 		t.Errorf("done %v, error %v", done, err)
 	}

@@ -51,8 +51,9 @@ type Config struct {
 	HeartbeatTimeout  time.Duration
 	Recovers          bool
 	Replicas          int
-	MinWorkers        int // see cluster.Config
-	MaxWorkers        int // likewise
+	MinWorkers        int           // see cluster.Config
+	MaxWorkers        int           // likewise
+	SchedulerTimeout  time.Duration // likewise
 	RecoveryTimeout   time.Duration
 	Resend            bool // see cluster.Config
 	SendBuffer        int
@@ -102,6 +103,9 @@ var Settings = []Setting{
 	{Name: "FPTPS_MAX_WORKERS",
 		Doc:   "Of the scheduler, with FPTPS_RECOVERY=1: the number of workers at a time up to which it takes further ones. Default: DMLC_NUM_WORKER, so that further ones can take the places of dead ones alone.",
 		parse: integer(1, wire.MaxWorkers, func(c *Config) *int { return &c.MaxWorkers })},
+	{Name: "FPTPS_SCHEDULER_TIMEOUT", Default: "60", Unit: "seconds",
+		Doc:   "Of the scheduler, with FPTPS_RECOVERY=1: when it dies, rounds go on, and whatever needs a scheduler (a barrier, `init` of a new key, `admit`, `close`, a death) waits so long for another one at its address, then raises NodeLostError; 0: its death ends the training at once.",
+		parse: seconds(func(c *Config) *time.Duration { return &c.SchedulerTimeout })},
 	{Name: "FPTPS_RECOVERY_TIMEOUT", Default: "60", Unit: "seconds",
 		Doc:   "Of the scheduler, in a cluster of `fptps.ps` and ps-lite's programs: how long it keeps the place of a dead node for a successor before the cluster ends; 0: the cluster ends at once.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.RecoveryTimeout })},

@@ -22,6 +22,7 @@ import (
 type actor struct {
 	*company
 	role       cluster.Role
+	number     int // from 1, in the order in which they were started
 	van        van.Van
 	post       *cluster.Postoffice
 	worker     *kv.Worker // nil: it is a server
@@ -32,6 +33,8 @@ type actor struct {
 	points     points
 	backup     int  // 0: none, or there are no replicas
 	epoch      int  // the last one that has begun here
+	late       bool // it has come when the others had begun, and takes no part yet
+	reached    int  // the last step with a barrier
 	began      bool // it is past the start, and may die
 	full       bool // it has the state of the training
 	dead       bool
@@ -44,6 +47,12 @@ func (a *actor) isDead() bool {
 	return a.dead
 }
 
+func (a *actor) isLate() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.late
+}
+
 func (a *actor) isOver() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -52,7 +61,7 @@ func (a *actor) isOver() bool {
 
 // live is the life of a node.
 func (a *actor) live(config cluster.Config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(a.joining, time.Minute)
 	defer cancel()
 	post, err := cluster.Join(ctx, a.van, config, a.events())
 	if a.isOver() || fault.CodeOf(err) == fault.Connect && strings.Contains(err.Error(), "up to FPTPS_MAX_WORKERS") {
@@ -74,6 +83,7 @@ func (a *actor) live(config cluster.Config) error {
 		return err
 	}
 	a.mu.Lock()
+	a.late = view.Me().Newcomer
 	a.post, a.cut = post, map[uint32]bool{}
 	a.aggregator = kv.NewAggregator(members, plane, false, a.config.Log)
 	a.aggregator.Recover()
@@ -136,6 +146,7 @@ func (a *actor) live(config cluster.Config) error {
 		last = a.worker.Rounds()
 		a.mu.Lock()
 		a.finished, a.over = true, true
+		a.end()
 		a.mu.Unlock()
 	}
 	err = a.barrier(func(done func(error)) { post.End(last, done) })
@@ -315,7 +326,8 @@ func (a *actor) events() cluster.Events {
 				}
 			})
 		},
-		Failed: func(err error) { a.t.Error(err) },
+		Resumed: func(m cluster.Member) { a.note(a, "obeys scheduler %d", m.Incarnation) },
+		Failed:  func(err error) { a.t.Error(err) },
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"fptps/gocore/cluster"
 	"fptps/gocore/kv"
 	"fptps/gocore/wire"
 )
@@ -31,21 +32,54 @@ func (p *program) await(ticket *kv.Ticket) error {
 	return err
 }
 
-func elements(key uint64) int { return []int{1, 5000, 9001}[key] } // one packet to three
+func elements(key uint64) int { return []int{1, 5000, 9001, 700}[key] } // one packet to three
+
+func (p *program) init(key uint64) error {
+	tickets, err := p.worker.InitAll([]kv.Init{{Key: key, DType: wire.Int32, Memory: make([]byte, 4*elements(key))}})
+	if err != nil {
+		return err
+	}
+	return p.await(tickets[0])
+}
+
+// together does what needs a scheduler: a barrier in some steps, and another tensor in the middle of the training.
+func (p *program) together() error {
+	if p.step == companySteps/2 {
+		if err := p.init(companyKeys); err != nil {
+			return err
+		}
+	}
+	if p.step%5 != 3 {
+		return nil
+	}
+	p.mu.Lock()
+	p.reached = p.step
+	p.mu.Unlock()
+	if err := p.barrier(func(done func(error)) { p.post.Barrier(0, cluster.WorkerGroup, done) }); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.actors {
+		if a.worker != nil && !a.dead && !a.late && a.reached < p.step {
+			return fmt.Errorf("passed a barrier that worker %d has not reached", a.worker.Rank)
+		}
+	}
+	return nil
+}
 
 func (p *program) train() error {
 	for key := range uint64(companyKeys) {
-		tickets, err := p.worker.InitAll([]kv.Init{{Key: key, DType: wire.Int32, Memory: make([]byte, 4*elements(key))}})
-		if err != nil {
-			return err
-		}
-		if err := p.await(tickets[0]); err != nil {
+		if err := p.init(key); err != nil {
 			return err
 		}
 	}
 	for ; p.step < companySteps; p.step++ {
 		if err := p.admit(); err != nil {
 			return err
+		}
+		if err := p.together(); err != nil {
+			return fmt.Errorf("rank %d, step %d: %w", p.worker.Rank, p.step, err)
 		}
 		if err := p.rounds(); err != nil {
 			return fmt.Errorf("rank %d: %w", p.worker.Rank, err)
@@ -101,6 +135,9 @@ func (p *program) admit() error {
 		}
 		p.note(p.actor, "has the state of rank %d", rank)
 		p.step, p.newcomer = int(p.worker.ProgramState()[0]), false
+		p.mu.Lock()
+		p.late = false
+		p.mu.Unlock()
 		p.post.Fetched()
 		p.mu.Lock()
 		p.full = true

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/transport/mem"
+	"fptps/gocore/van"
 	"fptps/gocore/van/memvan"
 )
 
@@ -47,12 +49,17 @@ type company struct {
 	rng     *rand.Rand // of the test's goroutine
 	vans    *memvan.Network
 	data    *mem.Network
-	runner  *cluster.Runner
 	config  cluster.Config
-	members sync.WaitGroup // goroutines
+	members sync.WaitGroup  // goroutines
+	joining context.Context // ends when nobody comes any more
+	end     context.CancelFunc
 
 	mu     sync.Mutex
 	random *rand.Rand
+	runner *cluster.Runner // the latest one
+	sched  van.Van         // its van
+	lives  int             // schedulers so far
+	absent bool            // the last one is dead, and the next one has not been started
 	actors []*actor
 	epochs map[string]map[int]int // of sums, by key and step, and by rank
 	over   bool                   // nobody comes or dies any more
@@ -79,10 +86,11 @@ func newCompany(t *testing.T, seed uint64) *company {
 		vans: memvan.New(seed, 5*time.Millisecond), begin: time.Now(),
 	}
 	pick := rand.New(rand.NewPCG(seed, 23))
+	c.joining, c.end = context.WithCancel(context.Background())
 	c.data = mem.New(func(n int) int { return pick.IntN(n) })
 	c.config = cluster.Config{
 		SchedulerHost: "sched", SchedulerPort: 9000, Workers: 1 + c.rng.IntN(3), Servers: c.rng.IntN(3), Share: cluster.Unset, Recovers: true, MinWorkers: 1,
-		Replicas: c.rng.IntN(2), MaxWorkers: 6, HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, Log: slog.New(slog.DiscardHandler),
+		Replicas: c.rng.IntN(2), MaxWorkers: 6, SchedulerTimeout: longest / 2, HeartbeatInterval: 5 * time.Second, HeartbeatTimeout: 30 * time.Second, Log: slog.New(slog.DiscardHandler),
 	}
 	return c
 }
@@ -96,20 +104,14 @@ func (c *company) pause(most int) {
 }
 
 func (c *company) play() {
-	config := c.config
-	config.Role, config.Incarnation = cluster.RoleScheduler, 1
-	runner, err := cluster.Serve(c.vans.Van("sched"), config, cluster.Events{})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.runner = runner
+	c.serve()
 	for range c.config.Workers {
 		c.enter(cluster.RoleWorker)
 	}
 	for range c.config.Servers {
 		c.enter(cluster.RoleServer)
 	}
-	<-runner.Joined()
+	<-c.runner.Joined()
 	for range 4 + c.rng.IntN(8) {
 		time.Sleep(time.Duration(c.rng.IntN(120)) * time.Millisecond)
 		switch n := c.rng.IntN(10); {
@@ -117,18 +119,25 @@ func (c *company) play() {
 			c.enter(cluster.RoleWorker)
 		case n < 5:
 			c.enter(cluster.RoleServer)
+		case n < 7:
+			c.replaceScheduler()
 		default:
 			c.kill()
 		}
 	}
 	c.members.Wait()
+	runner := c.runner
 	select {
 	case <-runner.Done():
-		if err := runner.Err(); err != nil {
+		if err := runner.Err(); err != nil && !c.isAnother(runner) && !c.isAfterEnd(err) {
 			c.t.Errorf("the cluster ended by %v", err)
 		}
 	case <-time.After(longest):
-		c.t.Error("the cluster does not end")
+		select {
+		case <-runner.Joined():
+			c.t.Error("the cluster does not end")
+		default: // it had ended before this scheduler was there
+		}
 	}
 	c.check()
 	if c.t.Failed() {
@@ -162,12 +171,14 @@ func (c *company) enter(role cluster.Role) {
 	c.mu.Lock()
 	c.actors = append(c.actors, a)
 	number := len(c.actors)
+	a.number = number
 	c.mu.Unlock()
 	a.van = c.vans.Van(fmt.Sprintf("host%d", number))
 	config := c.config
 	config.Role, config.Host, config.Incarnation = role, fmt.Sprintf("host%d", number), uint64(100+number)
 	c.members.Go(func() {
-		if err := a.live(config); err != nil && !a.isDead() && !strings.Contains(err.Error(), "have ended the training") {
+		err := a.live(config)
+		if err != nil && !a.isDead() && !c.isAfterEnd(err) && !strings.Contains(err.Error(), "have ended the training") && !(a.isLate() && strings.Contains(err.Error(), "scheduler was lost")) {
 			c.t.Errorf("%v %d: %v", role, number, err)
 		}
 	})
@@ -202,7 +213,11 @@ func (c *company) kill() {
 		c.note(victim, "is dead")
 		time.Sleep(delay)
 		m := victim.post.View().Me()
-		c.runner.Gone(m.ID, m.Incarnation, "killed")
+		c.suspect(m)
+		c.mu.Lock()
+		runner := c.runner
+		c.mu.Unlock()
+		runner.Gone(m.ID, m.Incarnation, "killed")
 		victim.post.Close()
 		if victim.worker != nil {
 			victim.worker.Fail(errors.New("killed"))

@@ -112,7 +112,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		return nil, err
 	}
 	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
-		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet}
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, Replicas: c.Replicas, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, Replicas: c.Replicas, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, SchedulerTimeout: c.SchedulerTimeout, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }

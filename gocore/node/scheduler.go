@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"fptps/gocore/cluster"
@@ -100,6 +101,7 @@ func (n *Node) awaitConnections(tr *transport.Transport, runner *cluster.Runner,
 	ctx, cancel := context.WithTimeout(n.ctx, n.config.JoinTimeout)
 	defer cancel()
 	for {
+		nodes = slices.DeleteFunc(nodes, n.isDead) // of a cluster that goes on
 		next, stop := context.WithTimeout(ctx, lateTime)
 		err := tr.Await(next, toUint32(nodes))
 		stop()
@@ -112,7 +114,7 @@ func (n *Node) awaitConnections(tr *transport.Transport, runner *cluster.Runner,
 		n.log.Warn("scheduler: waiting for data connections", "reason", err)
 	}
 	for _, id := range nodes {
-		if tr.Await(ctx, toUint32([]int{id})) != nil {
+		if !n.isDead(id) && tr.Await(ctx, toUint32([]int{id})) != nil {
 			runner.Unreachable(id, n.incarnationOf(id), fmt.Sprintf("it made no data connection within %v of joining", n.config.JoinTimeout))
 			return
 		}

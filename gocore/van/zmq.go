@@ -186,7 +186,7 @@ func (v *zmqVan) connect(id int, host string, port int, counted bool) error {
 		err = errors.Join(err, dealer.SetIdentity(identity(v.mu.id)))
 	}
 	if err == nil && counted {
-		err = dealer.count(v.ctx)
+		err = errors.Join(dealer.SetReconnectIvlMax(0), dealer.count(v.ctx)) // others count on it soon: see Scheduler.mayAssign
 	}
 	if err == nil {
 		err = dealer.Connect("tcp://" + join(host, strconv.Itoa(port)))

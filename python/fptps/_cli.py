@@ -69,7 +69,7 @@ class WorkersType(click.ParamType):  # type: ignore[type-arg]
     default=0,
     show_default=True,
     metavar="N",
-    help="How many processes to start in the places of workers and servers that die; sets FPTPS_RECOVERY=1.",
+    help="How many processes to start in the places of those that die, the scheduler included; sets FPTPS_RECOVERY=1.",
 )
 @click.option("--keep-going", is_flag=True, help="Let the others run on when a process fails.")
 @click.option(
@@ -92,8 +92,8 @@ def run(
     they run on, and find FPTPS_KEEP_GOING=1 in their environment. The exit code is that of the worst process, or 1 if
     the program never joined the cluster. Ctrl-C and SIGTERM reach all of them; a second one kills what still runs.
 
-    --restarts and -n MIN:MAX set FPTPS_RECOVERY=1: the training goes on when a worker or server dies. A process that is
-    started later, named [worker +1], takes part when the program calls KVWorker.admit(). The exit code is 0 if the
+    --restarts and -n MIN:MAX set FPTPS_RECOVERY=1: the training goes on when a worker or server dies, and with
+    --restarts when the scheduler does. A process that is started later, named [worker +1], takes part when the program calls KVWorker.admit(). The exit code is 0 if the
     training ends well, whatever has died and was replaced.
 
     \b

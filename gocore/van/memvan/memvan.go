@@ -63,6 +63,25 @@ func (n *Network) Isolate(v van.Van) {
 	v.(*memVan).isolated.Store(true)
 }
 
+// Kill is Isolate, and what the van has sent and has not arrived yet is lost, too.
+func (n *Network) Kill(v van.Van) {
+	n.Isolate(v)
+	v.(*memVan).killed.Store(true)
+}
+
+// KillAfter isolates a van when it has sent so many more messages. left tells how many it may still send.
+func (n *Network) KillAfter(v van.Van, messages int) (left func() int) {
+	m := v.(*memVan)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.left = &messages
+	return func() int {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return messages
+	}
+}
+
 // Inject delivers frames to an address as if they came from a connection with that identity.
 func (n *Network) Inject(host string, port int, identity string, frames ...[]byte) {
 	n.deliver(address(host, port), message{from: []byte(identity), frames: frames})
@@ -88,11 +107,13 @@ type memVan struct {
 	done     chan struct{}
 	once     sync.Once
 	isolated atomic.Bool // see Isolate
+	killed   atomic.Bool // see Kill
 	mu       struct {    // no other lock is taken while it is held
 		sync.Mutex
 		id    int
 		peers map[int]*link
 		stats van.Stats
+		left  *int // see KillAfter
 
 		isMember func(*van.Envelope) bool // nil: there are only strangers
 	}
@@ -100,8 +121,8 @@ type memVan struct {
 
 // link is a connection to an address.
 type link struct {
-	host string // of the van that sends
-	from []byte // identity
+	van  *memVan // that sends
+	from []byte  // identity
 	to   string
 	past int // vans that were bound at the address and no longer were when the link was made
 	mu   struct {
@@ -118,13 +139,15 @@ func (l *link) send(n *Network, frames [][]byte) {
 	if at := time.Now().Add(n.delay()); at.After(l.mu.last) {
 		l.mu.last = at
 	}
-	l.mu.flights = append(l.mu.flights, message{l.host, l.from, frames})
+	l.mu.flights = append(l.mu.flights, message{l.van.host, l.from, frames})
 	time.AfterFunc(time.Until(l.mu.last), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		next := l.mu.flights[0]
 		l.mu.flights = l.mu.flights[1:]
-		n.deliver(l.to, next)
+		if !l.van.killed.Load() {
+			n.deliver(l.to, next)
+		}
 	})
 }
 
@@ -168,7 +191,7 @@ func (v *memVan) Identify(id int) {
 
 // Connect implements van.Van.
 func (v *memVan) Connect(id int, host string, port int) error {
-	l := &link{host: v.host, to: address(host, port)}
+	l := &link{van: v, to: address(host, port)}
 	l.past = v.net.past(l.to)
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -224,6 +247,11 @@ func (v *memVan) Send(id int, m *pspb.Meta, data ...[]byte) error {
 	l := v.mu.peers[id]
 	if l != nil {
 		v.mu.stats.Sent++
+		if left := v.mu.left; left != nil && *left == 0 {
+			v.isolated.Store(true)
+		} else if left != nil {
+			*left--
+		}
 	}
 	v.mu.Unlock()
 	if l == nil {

@@ -286,6 +286,16 @@ type Meta struct {
 	Recovers *bool `protobuf:"varint,1006,opt,name=recovers" json:"recovers,omitempty"`
 	// In the answer to ADD_NODE: the rate of the fastest link of the nodes with which the cluster began, bit/s.
 	FastestLink *uint64 `protobuf:"varint,1007,opt,name=fastest_link,json=fastestLink" json:"fastest_link,omitempty"`
+	// In the answer to ADD_NODE: how long the nodes can do without a scheduler before they end, ms. Absent: its death ends the cluster.
+	SchedulerTimeout *uint64 `protobuf:"varint,1008,opt,name=scheduler_timeout,json=schedulerTimeout" json:"scheduler_timeout,omitempty"`
+	// From the scheduler: the number of the decision that the message is. From a node: the number of the last one that it has handled.
+	Decision *uint64 `protobuf:"varint,1040,opt,name=decision" json:"decision,omitempty"`
+	// From the scheduler: all nodes have handled the decisions up to this one.
+	Stable *uint64 `protobuf:"varint,1041,opt,name=stable" json:"stable,omitempty"`
+	// From a node: the term of the scheduler that it obeys.
+	Term *uint32 `protobuf:"varint,1042,opt,name=term" json:"term,omitempty"`
+	// In the answer to ADD_NODE: what the nodes know of the decisions so far.
+	Known *Known `protobuf:"bytes,1043,opt,name=known" json:"known,omitempty"`
 	// In the answer to ADD_NODE: each aggregator has a backup with a replica of what it stores.
 	Replicates *bool `protobuf:"varint,1009,opt,name=replicates" json:"replicates,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
@@ -320,6 +330,9 @@ type Meta struct {
 	//	*Meta_Arrived
 	//	*Meta_Admitted
 	//	*Meta_Fetched
+	//	*Meta_Ledger
+	//	*Meta_Announce
+	//	*Meta_Resumed
 	//	*Meta_BackedUp
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
@@ -501,6 +514,41 @@ func (x *Meta) GetFastestLink() uint64 {
 		return *x.FastestLink
 	}
 	return 0
+}
+
+func (x *Meta) GetSchedulerTimeout() uint64 {
+	if x != nil && x.SchedulerTimeout != nil {
+		return *x.SchedulerTimeout
+	}
+	return 0
+}
+
+func (x *Meta) GetDecision() uint64 {
+	if x != nil && x.Decision != nil {
+		return *x.Decision
+	}
+	return 0
+}
+
+func (x *Meta) GetStable() uint64 {
+	if x != nil && x.Stable != nil {
+		return *x.Stable
+	}
+	return 0
+}
+
+func (x *Meta) GetTerm() uint32 {
+	if x != nil && x.Term != nil {
+		return *x.Term
+	}
+	return 0
+}
+
+func (x *Meta) GetKnown() *Known {
+	if x != nil {
+		return x.Known
+	}
+	return nil
 }
 
 func (x *Meta) GetReplicates() bool {
@@ -769,6 +817,33 @@ func (x *Meta) GetFetched() *Fetched {
 	return nil
 }
 
+func (x *Meta) GetLedger() *Ledger {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Ledger); ok {
+			return x.Ledger
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetAnnounce() *Announce {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Announce); ok {
+			return x.Announce
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetResumed() *Resumed {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Resumed); ok {
+			return x.Resumed
+		}
+	}
+	return nil
+}
+
 func (x *Meta) GetBackedUp() *BackedUp {
 	if x != nil {
 		if x, ok := x.Own.(*Meta_BackedUp); ok {
@@ -855,7 +930,7 @@ type Meta_Abort struct {
 }
 
 type Meta_Stateful struct {
-	Stateful *Stateful `protobuf:"bytes,1028,opt,name=stateful,oneof"` // worker to scheduler
+	Stateful *Stateful `protobuf:"bytes,1028,opt,name=stateful,oneof"` // worker to scheduler, scheduler to node
 }
 
 type Meta_Survived struct {
@@ -894,8 +969,20 @@ type Meta_Fetched struct {
 	Fetched *Fetched `protobuf:"bytes,1037,opt,name=fetched,oneof"` // worker to scheduler
 }
 
+type Meta_Ledger struct {
+	Ledger *Ledger `protobuf:"bytes,1038,opt,name=ledger,oneof"` // scheduler to node
+}
+
+type Meta_Announce struct {
+	Announce *Announce `protobuf:"bytes,1039,opt,name=announce,oneof"` // node to scheduler
+}
+
+type Meta_Resumed struct {
+	Resumed *Resumed `protobuf:"bytes,1044,opt,name=resumed,oneof"` // scheduler to node
+}
+
 type Meta_BackedUp struct {
-	BackedUp *BackedUp `protobuf:"bytes,1050,opt,name=backed_up,json=backedUp,oneof"` // node to scheduler
+	BackedUp *BackedUp `protobuf:"bytes,1050,opt,name=backed_up,json=backedUp,oneof"` // node to scheduler; scheduler to node, as a decision
 }
 
 func (*Meta_Join) isMeta_Own() {}
@@ -953,6 +1040,12 @@ func (*Meta_Arrived) isMeta_Own() {}
 func (*Meta_Admitted) isMeta_Own() {}
 
 func (*Meta_Fetched) isMeta_Own() {}
+
+func (*Meta_Ledger) isMeta_Own() {}
+
+func (*Meta_Announce) isMeta_Own() {}
+
+func (*Meta_Resumed) isMeta_Own() {}
 
 func (*Meta_BackedUp) isMeta_Own() {}
 
@@ -1282,6 +1375,8 @@ type Declared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *uint64                `protobuf:"varint,1,opt,name=key" json:"key,omitempty"`
 	Id            *uint32                `protobuf:"varint,2,opt,name=id" json:"id,omitempty"`
+	Tensor        *Declare               `protobuf:"bytes,3,opt,name=tensor" json:"tensor,omitempty"`      // in a cluster that outlives its scheduler
+	Decision      *uint64                `protobuf:"varint,4,opt,name=decision" json:"decision,omitempty"` // in Ledger and Announce: by which it got the id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1326,6 +1421,20 @@ func (x *Declared) GetKey() uint64 {
 func (x *Declared) GetId() uint32 {
 	if x != nil && x.Id != nil {
 		return *x.Id
+	}
+	return 0
+}
+
+func (x *Declared) GetTensor() *Declare {
+	if x != nil {
+		return x.Tensor
+	}
+	return nil
+}
+
+func (x *Declared) GetDecision() uint64 {
+	if x != nil && x.Decision != nil {
+		return *x.Decision
 	}
 	return 0
 }
@@ -2558,6 +2667,7 @@ type BackedUp struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"` // the backup
 	Epoch         *uint32                `protobuf:"varint,2,opt,name=epoch" json:"epoch,omitempty"`
+	Of            *int32                 `protobuf:"varint,3,opt,name=of" json:"of,omitempty"` // from the scheduler: the node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2606,6 +2716,402 @@ func (x *BackedUp) GetEpoch() uint32 {
 	return 0
 }
 
+func (x *BackedUp) GetOf() int32 {
+	if x != nil && x.Of != nil {
+		return *x.Of
+	}
+	return 0
+}
+
+// Known is what all nodes know of a cluster that outlives its scheduler, after the same decisions.
+type Known struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Decision      *uint64                `protobuf:"varint,1,opt,name=decision" json:"decision,omitempty"`                       // number of the last one
+	Term          []*Known_Term          `protobuf:"bytes,2,rep,name=term" json:"term,omitempty"`                                // of the last schedulers, the present one last
+	NextServer    *int32                 `protobuf:"varint,3,opt,name=next_server,json=nextServer" json:"next_server,omitempty"` // the next node's id
+	NextWorker    *int32                 `protobuf:"varint,4,opt,name=next_worker,json=nextWorker" json:"next_worker,omitempty"`
+	Begun         *bool                  `protobuf:"varint,5,opt,name=begun" json:"begun,omitempty"` // all nodes have met in the first barrier
+	Epoch         *uint32                `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`
+	Settling      *bool                  `protobuf:"varint,7,opt,name=settling" json:"settling,omitempty"`    // Settled has not followed its beginning yet
+	Plan          *uint32                `protobuf:"varint,8,opt,name=plan" json:"plan,omitempty"`            // number of the last plan, also of one that was withdrawn
+	Share         []*Commit_Share        `protobuf:"bytes,9,rep,name=share" json:"share,omitempty"`           // of the present plan
+	Preparing     *bool                  `protobuf:"varint,10,opt,name=preparing" json:"preparing,omitempty"` // neither Commit nor Abort has followed Prepare yet
+	Admitting     *bool                  `protobuf:"varint,11,opt,name=admitting" json:"admitting,omitempty"` // workers were asked to meet: neither an admission nor Meet(0) has followed yet
+	Stateful      *string                `protobuf:"bytes,12,opt,name=stateful" json:"stateful,omitempty"`
+	Replicates    *bool                  `protobuf:"varint,14,opt,name=replicates" json:"replicates,omitempty"` // each aggregator has a backup
+	Backup        []*Known_Backup        `protobuf:"bytes,13,rep,name=backup" json:"backup,omitempty"`          // of each node that has one, or has inherited from another
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Known) Reset() {
+	*x = Known{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Known) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Known) ProtoMessage() {}
+
+func (x *Known) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Known.ProtoReflect.Descriptor instead.
+func (*Known) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Known) GetDecision() uint64 {
+	if x != nil && x.Decision != nil {
+		return *x.Decision
+	}
+	return 0
+}
+
+func (x *Known) GetTerm() []*Known_Term {
+	if x != nil {
+		return x.Term
+	}
+	return nil
+}
+
+func (x *Known) GetNextServer() int32 {
+	if x != nil && x.NextServer != nil {
+		return *x.NextServer
+	}
+	return 0
+}
+
+func (x *Known) GetNextWorker() int32 {
+	if x != nil && x.NextWorker != nil {
+		return *x.NextWorker
+	}
+	return 0
+}
+
+func (x *Known) GetBegun() bool {
+	if x != nil && x.Begun != nil {
+		return *x.Begun
+	}
+	return false
+}
+
+func (x *Known) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *Known) GetSettling() bool {
+	if x != nil && x.Settling != nil {
+		return *x.Settling
+	}
+	return false
+}
+
+func (x *Known) GetPlan() uint32 {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return 0
+}
+
+func (x *Known) GetShare() []*Commit_Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Known) GetPreparing() bool {
+	if x != nil && x.Preparing != nil {
+		return *x.Preparing
+	}
+	return false
+}
+
+func (x *Known) GetAdmitting() bool {
+	if x != nil && x.Admitting != nil {
+		return *x.Admitting
+	}
+	return false
+}
+
+func (x *Known) GetStateful() string {
+	if x != nil && x.Stateful != nil {
+		return *x.Stateful
+	}
+	return ""
+}
+
+func (x *Known) GetReplicates() bool {
+	if x != nil && x.Replicates != nil {
+		return *x.Replicates
+	}
+	return false
+}
+
+func (x *Known) GetBackup() []*Known_Backup {
+	if x != nil {
+		return x.Backup
+	}
+	return nil
+}
+
+// Ledger tells a newcomer which tensors are declared.
+type Ledger struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tensor        []*Declared            `protobuf:"bytes,1,rep,name=tensor" json:"tensor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ledger) Reset() {
+	*x = Ledger{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ledger) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ledger) ProtoMessage() {}
+
+func (x *Ledger) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
+func (*Ledger) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Ledger) GetTensor() []*Declared {
+	if x != nil {
+		return x.Tensor
+	}
+	return nil
+}
+
+// Announce tells a scheduler that was started in the place of a dead one of a cluster that goes on. The last part says who the sender is,
+// the parts before it carry tensors and decisions.
+type Announce struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Secret        *string                `protobuf:"bytes,1,opt,name=secret" json:"secret,omitempty"` // FPTPS_TOKEN
+	Term          []*Known_Term          `protobuf:"bytes,2,rep,name=term" json:"term,omitempty"`
+	Decision      []*Meta                `protobuf:"bytes,3,rep,name=decision" json:"decision,omitempty"` // those that not all nodes have handled
+	Tensor        []*Declared            `protobuf:"bytes,4,rep,name=tensor" json:"tensor,omitempty"`
+	Node          *Node                  `protobuf:"bytes,5,opt,name=node" json:"node,omitempty"`     // in the last part: the sender
+	Member        []*Node                `protobuf:"bytes,6,rep,name=member" json:"member,omitempty"` // all nodes but the scheduler
+	Known         *Known                 `protobuf:"bytes,7,opt,name=known" json:"known,omitempty"`
+	Suspect       []int32                `protobuf:"varint,8,rep,name=suspect" json:"suspect,omitempty"` // nodes with which its connections broke
+	Blank         *bool                  `protobuf:"varint,9,opt,name=blank" json:"blank,omitempty"`     // it was admitted, or may be now, and does not know the rounds yet
+	Replans       *bool                  `protobuf:"varint,10,opt,name=replans" json:"replans,omitempty"`
+	FastestLink   *uint64                `protobuf:"varint,11,opt,name=fastest_link,json=fastestLink" json:"fastest_link,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Announce) Reset() {
+	*x = Announce{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Announce) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Announce) ProtoMessage() {}
+
+func (x *Announce) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Announce.ProtoReflect.Descriptor instead.
+func (*Announce) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Announce) GetSecret() string {
+	if x != nil && x.Secret != nil {
+		return *x.Secret
+	}
+	return ""
+}
+
+func (x *Announce) GetTerm() []*Known_Term {
+	if x != nil {
+		return x.Term
+	}
+	return nil
+}
+
+func (x *Announce) GetDecision() []*Meta {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+func (x *Announce) GetTensor() []*Declared {
+	if x != nil {
+		return x.Tensor
+	}
+	return nil
+}
+
+func (x *Announce) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *Announce) GetMember() []*Node {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *Announce) GetKnown() *Known {
+	if x != nil {
+		return x.Known
+	}
+	return nil
+}
+
+func (x *Announce) GetSuspect() []int32 {
+	if x != nil {
+		return x.Suspect
+	}
+	return nil
+}
+
+func (x *Announce) GetBlank() bool {
+	if x != nil && x.Blank != nil {
+		return *x.Blank
+	}
+	return false
+}
+
+func (x *Announce) GetReplans() bool {
+	if x != nil && x.Replans != nil {
+		return *x.Replans
+	}
+	return false
+}
+
+func (x *Announce) GetFastestLink() uint64 {
+	if x != nil && x.FastestLink != nil {
+		return *x.FastestLink
+	}
+	return 0
+}
+
+// Resumed answers Announce: the sender is the cluster's scheduler from now on. The decisions that the node lacks follow.
+type Resumed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node" json:"node,omitempty"` // the scheduler
+	Term          *uint32                `protobuf:"varint,2,opt,name=term" json:"term,omitempty"`
+	Decision      *uint64                `protobuf:"varint,3,opt,name=decision" json:"decision,omitempty"`        // the last one before its term: when it is handled, the node sends again what it waits for
+	Incarnation   *uint64                `protobuf:"fixed64,4,opt,name=incarnation" json:"incarnation,omitempty"` // of the node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resumed) Reset() {
+	*x = Resumed{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resumed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resumed) ProtoMessage() {}
+
+func (x *Resumed) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
+func (*Resumed) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Resumed) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *Resumed) GetTerm() uint32 {
+	if x != nil && x.Term != nil {
+		return *x.Term
+	}
+	return 0
+}
+
+func (x *Resumed) GetDecision() uint64 {
+	if x != nil && x.Decision != nil {
+		return *x.Decision
+	}
+	return 0
+}
+
+func (x *Resumed) GetIncarnation() uint64 {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
+	}
+	return 0
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2622,7 +3128,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +3140,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +3216,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +3228,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +3269,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +3281,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,6 +3307,120 @@ func (x *Commit_Share) GetNode() int32 {
 func (x *Commit_Share) GetShare() uint32 {
 	if x != nil && x.Share != nil {
 		return *x.Share
+	}
+	return 0
+}
+
+// Backup is what is known of a node's backup.
+type Known_Backup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *int32                 `protobuf:"varint,1,opt,name=node" json:"node,omitempty"`
+	Id            *int32                 `protobuf:"varint,2,opt,name=id" json:"id,omitempty"`         // its backup; 0: none has everything
+	Needed        *uint32                `protobuf:"varint,3,opt,name=needed" json:"needed,omitempty"` // the epoch in which it has inherited
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Known_Backup) Reset() {
+	*x = Known_Backup{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Known_Backup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Known_Backup) ProtoMessage() {}
+
+func (x *Known_Backup) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Known_Backup.ProtoReflect.Descriptor instead.
+func (*Known_Backup) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32, 0}
+}
+
+func (x *Known_Backup) GetNode() int32 {
+	if x != nil && x.Node != nil {
+		return *x.Node
+	}
+	return 0
+}
+
+func (x *Known_Backup) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *Known_Backup) GetNeeded() uint32 {
+	if x != nil && x.Needed != nil {
+		return *x.Needed
+	}
+	return 0
+}
+
+// Term is the time of one scheduler.
+type Known_Term struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        *uint32                `protobuf:"varint,1,opt,name=number" json:"number,omitempty"`
+	Start         *uint64                `protobuf:"varint,2,opt,name=start" json:"start,omitempty"` // the last decision before it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Known_Term) Reset() {
+	*x = Known_Term{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Known_Term) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Known_Term) ProtoMessage() {}
+
+func (x *Known_Term) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Known_Term.ProtoReflect.Descriptor instead.
+func (*Known_Term) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32, 1}
+}
+
+func (x *Known_Term) GetNumber() uint32 {
+	if x != nil && x.Number != nil {
+		return *x.Number
+	}
+	return 0
+}
+
+func (x *Known_Term) GetStart() uint64 {
+	if x != nil && x.Start != nil {
+		return *x.Start
 	}
 	return 0
 }
@@ -2833,7 +3453,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x9e\x0e\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xb7\x10\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -2860,7 +3480,12 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\vincarnation\x18\xec\a \x01(\x06R\vincarnation\x12\x19\n" +
 	"\areplans\x18\xed\a \x01(\bR\areplans\x12\x1b\n" +
 	"\brecovers\x18\xee\a \x01(\bR\brecovers\x12\"\n" +
-	"\ffastest_link\x18\xef\a \x01(\x04R\vfastestLink\x12\x1f\n" +
+	"\ffastest_link\x18\xef\a \x01(\x04R\vfastestLink\x12,\n" +
+	"\x11scheduler_timeout\x18\xf0\a \x01(\x04R\x10schedulerTimeout\x12\x1b\n" +
+	"\bdecision\x18\x90\b \x01(\x04R\bdecision\x12\x17\n" +
+	"\x06stable\x18\x91\b \x01(\x04R\x06stable\x12\x13\n" +
+	"\x04term\x18\x92\b \x01(\rR\x04term\x12 \n" +
+	"\x05known\x18\x93\b \x01(\v2\t.ps.KnownR\x05known\x12\x1f\n" +
 	"\n" +
 	"replicates\x18\xf1\a \x01(\bR\n" +
 	"replicates\x12\x1f\n" +
@@ -2896,7 +3521,11 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04meet\x18\x8a\b \x01(\v2\b.ps.MeetH\x00R\x04meet\x12(\n" +
 	"\aarrived\x18\x8b\b \x01(\v2\v.ps.ArrivedH\x00R\aarrived\x12+\n" +
 	"\badmitted\x18\x8c\b \x01(\v2\f.ps.AdmittedH\x00R\badmitted\x12(\n" +
-	"\afetched\x18\x8d\b \x01(\v2\v.ps.FetchedH\x00R\afetched\x12,\n" +
+	"\afetched\x18\x8d\b \x01(\v2\v.ps.FetchedH\x00R\afetched\x12%\n" +
+	"\x06ledger\x18\x8e\b \x01(\v2\n" +
+	".ps.LedgerH\x00R\x06ledger\x12+\n" +
+	"\bannounce\x18\x8f\b \x01(\v2\f.ps.AnnounceH\x00R\bannounce\x12(\n" +
+	"\aresumed\x18\x94\b \x01(\v2\v.ps.ResumedH\x00R\aresumed\x12,\n" +
 	"\tbacked_up\x18\x9a\b \x01(\v2\f.ps.BackedUpH\x00R\bbackedUpB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
@@ -2920,10 +3549,12 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04name\x18\x06 \x01(\tR\x04name\x12\x14\n" +
 	"\x05shape\x18\a \x01(\tR\x05shape\"+\n" +
 	"\x05Batch\x12\"\n" +
-	"\amessage\x18\x01 \x03(\v2\b.ps.MetaR\amessage\",\n" +
+	"\amessage\x18\x01 \x03(\v2\b.ps.MetaR\amessage\"m\n" +
 	"\bDeclared\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\rR\x02id\"\xec\x01\n" +
+	"\x02id\x18\x02 \x01(\rR\x02id\x12#\n" +
+	"\x06tensor\x18\x03 \x01(\v2\v.ps.DeclareR\x06tensor\x12\x1a\n" +
+	"\bdecision\x18\x04 \x01(\x04R\bdecision\"\xec\x01\n" +
 	"\fDisagreement\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x04R\x03key\x12)\n" +
 	"\x04part\x18\x02 \x03(\v2\x15.ps.Disagreement.PartR\x04part\x1a\x9e\x01\n" +
@@ -3009,10 +3640,58 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06points\x18\x03 \x01(\x04R\x06points\"\t\n" +
-	"\aFetched\"0\n" +
+	"\aFetched\"@\n" +
 	"\bBackedUp\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\rR\x05epochB\x18Z\x16fptps/gocore/wire/pspb"
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x0e\n" +
+	"\x02of\x18\x03 \x01(\x05R\x02of\"\xab\x04\n" +
+	"\x05Known\x12\x1a\n" +
+	"\bdecision\x18\x01 \x01(\x04R\bdecision\x12\"\n" +
+	"\x04term\x18\x02 \x03(\v2\x0e.ps.Known.TermR\x04term\x12\x1f\n" +
+	"\vnext_server\x18\x03 \x01(\x05R\n" +
+	"nextServer\x12\x1f\n" +
+	"\vnext_worker\x18\x04 \x01(\x05R\n" +
+	"nextWorker\x12\x14\n" +
+	"\x05begun\x18\x05 \x01(\bR\x05begun\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bsettling\x18\a \x01(\bR\bsettling\x12\x12\n" +
+	"\x04plan\x18\b \x01(\rR\x04plan\x12&\n" +
+	"\x05share\x18\t \x03(\v2\x10.ps.Commit.ShareR\x05share\x12\x1c\n" +
+	"\tpreparing\x18\n" +
+	" \x01(\bR\tpreparing\x12\x1c\n" +
+	"\tadmitting\x18\v \x01(\bR\tadmitting\x12\x1a\n" +
+	"\bstateful\x18\f \x01(\tR\bstateful\x12\x1e\n" +
+	"\n" +
+	"replicates\x18\x0e \x01(\bR\n" +
+	"replicates\x12(\n" +
+	"\x06backup\x18\r \x03(\v2\x10.ps.Known.BackupR\x06backup\x1aD\n" +
+	"\x06Backup\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x05R\x04node\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x05R\x02id\x12\x16\n" +
+	"\x06needed\x18\x03 \x01(\rR\x06needed\x1a4\n" +
+	"\x04Term\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x14\n" +
+	"\x05start\x18\x02 \x01(\x04R\x05start\".\n" +
+	"\x06Ledger\x12$\n" +
+	"\x06tensor\x18\x01 \x03(\v2\f.ps.DeclaredR\x06tensor\"\xe0\x02\n" +
+	"\bAnnounce\x12\x16\n" +
+	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\"\n" +
+	"\x04term\x18\x02 \x03(\v2\x0e.ps.Known.TermR\x04term\x12$\n" +
+	"\bdecision\x18\x03 \x03(\v2\b.ps.MetaR\bdecision\x12$\n" +
+	"\x06tensor\x18\x04 \x03(\v2\f.ps.DeclaredR\x06tensor\x12\x1c\n" +
+	"\x04node\x18\x05 \x01(\v2\b.ps.NodeR\x04node\x12 \n" +
+	"\x06member\x18\x06 \x03(\v2\b.ps.NodeR\x06member\x12\x1f\n" +
+	"\x05known\x18\a \x01(\v2\t.ps.KnownR\x05known\x12\x18\n" +
+	"\asuspect\x18\b \x03(\x05R\asuspect\x12\x14\n" +
+	"\x05blank\x18\t \x01(\bR\x05blank\x12\x18\n" +
+	"\areplans\x18\n" +
+	" \x01(\bR\areplans\x12!\n" +
+	"\ffastest_link\x18\v \x01(\x04R\vfastestLink\"y\n" +
+	"\aResumed\x12\x1c\n" +
+	"\x04node\x18\x01 \x01(\v2\b.ps.NodeR\x04node\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\rR\x04term\x12\x1a\n" +
+	"\bdecision\x18\x03 \x01(\x04R\bdecision\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x06R\vincarnationB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -3026,7 +3705,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -3060,51 +3739,73 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Admitted)(nil),          // 29: ps.Admitted
 	(*Fetched)(nil),           // 30: ps.Fetched
 	(*BackedUp)(nil),          // 31: ps.BackedUp
-	(*Disagreement_Part)(nil), // 32: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 33: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 34: ps.Commit.Share
+	(*Known)(nil),             // 32: ps.Known
+	(*Ledger)(nil),            // 33: ps.Ledger
+	(*Announce)(nil),          // 34: ps.Announce
+	(*Resumed)(nil),           // 35: ps.Resumed
+	(*Disagreement_Part)(nil), // 36: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 37: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 38: ps.Commit.Share
+	(*Known_Backup)(nil),      // 39: ps.Known.Backup
+	(*Known_Term)(nil),        // 40: ps.Known.Term
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
 	1,  // 1: ps.Meta.control:type_name -> ps.Control
-	3,  // 2: ps.Meta.join:type_name -> ps.Join
-	4,  // 3: ps.Meta.refused:type_name -> ps.Refused
-	5,  // 4: ps.Meta.waiting:type_name -> ps.Waiting
-	6,  // 5: ps.Meta.declare:type_name -> ps.Declare
-	8,  // 6: ps.Meta.declared:type_name -> ps.Declared
-	9,  // 7: ps.Meta.disagreement:type_name -> ps.Disagreement
-	10, // 8: ps.Meta.suspect:type_name -> ps.Suspect
-	11, // 9: ps.Meta.lost:type_name -> ps.Lost
-	15, // 10: ps.Meta.failure:type_name -> ps.Failure
-	12, // 11: ps.Meta.leave:type_name -> ps.Leave
-	13, // 12: ps.Meta.closed:type_name -> ps.Closed
-	14, // 13: ps.Meta.withdraw:type_name -> ps.Withdraw
-	7,  // 14: ps.Meta.batch:type_name -> ps.Batch
-	16, // 15: ps.Meta.capacity:type_name -> ps.Capacity
-	17, // 16: ps.Meta.prepare:type_name -> ps.Prepare
-	18, // 17: ps.Meta.promise:type_name -> ps.Promise
-	19, // 18: ps.Meta.commit:type_name -> ps.Commit
-	20, // 19: ps.Meta.abort:type_name -> ps.Abort
-	21, // 20: ps.Meta.stateful:type_name -> ps.Stateful
-	22, // 21: ps.Meta.survived:type_name -> ps.Survived
-	23, // 22: ps.Meta.settled:type_name -> ps.Settled
-	24, // 23: ps.Meta.linked:type_name -> ps.Linked
-	25, // 24: ps.Meta.gather:type_name -> ps.Gather
-	26, // 25: ps.Meta.passed:type_name -> ps.Passed
-	27, // 26: ps.Meta.meet:type_name -> ps.Meet
-	28, // 27: ps.Meta.arrived:type_name -> ps.Arrived
-	29, // 28: ps.Meta.admitted:type_name -> ps.Admitted
-	30, // 29: ps.Meta.fetched:type_name -> ps.Fetched
-	31, // 30: ps.Meta.backed_up:type_name -> ps.BackedUp
-	2,  // 31: ps.Batch.message:type_name -> ps.Meta
-	32, // 32: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	33, // 33: ps.Capacity.path:type_name -> ps.Capacity.Path
-	34, // 34: ps.Commit.share:type_name -> ps.Commit.Share
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	32, // 2: ps.Meta.known:type_name -> ps.Known
+	3,  // 3: ps.Meta.join:type_name -> ps.Join
+	4,  // 4: ps.Meta.refused:type_name -> ps.Refused
+	5,  // 5: ps.Meta.waiting:type_name -> ps.Waiting
+	6,  // 6: ps.Meta.declare:type_name -> ps.Declare
+	8,  // 7: ps.Meta.declared:type_name -> ps.Declared
+	9,  // 8: ps.Meta.disagreement:type_name -> ps.Disagreement
+	10, // 9: ps.Meta.suspect:type_name -> ps.Suspect
+	11, // 10: ps.Meta.lost:type_name -> ps.Lost
+	15, // 11: ps.Meta.failure:type_name -> ps.Failure
+	12, // 12: ps.Meta.leave:type_name -> ps.Leave
+	13, // 13: ps.Meta.closed:type_name -> ps.Closed
+	14, // 14: ps.Meta.withdraw:type_name -> ps.Withdraw
+	7,  // 15: ps.Meta.batch:type_name -> ps.Batch
+	16, // 16: ps.Meta.capacity:type_name -> ps.Capacity
+	17, // 17: ps.Meta.prepare:type_name -> ps.Prepare
+	18, // 18: ps.Meta.promise:type_name -> ps.Promise
+	19, // 19: ps.Meta.commit:type_name -> ps.Commit
+	20, // 20: ps.Meta.abort:type_name -> ps.Abort
+	21, // 21: ps.Meta.stateful:type_name -> ps.Stateful
+	22, // 22: ps.Meta.survived:type_name -> ps.Survived
+	23, // 23: ps.Meta.settled:type_name -> ps.Settled
+	24, // 24: ps.Meta.linked:type_name -> ps.Linked
+	25, // 25: ps.Meta.gather:type_name -> ps.Gather
+	26, // 26: ps.Meta.passed:type_name -> ps.Passed
+	27, // 27: ps.Meta.meet:type_name -> ps.Meet
+	28, // 28: ps.Meta.arrived:type_name -> ps.Arrived
+	29, // 29: ps.Meta.admitted:type_name -> ps.Admitted
+	30, // 30: ps.Meta.fetched:type_name -> ps.Fetched
+	33, // 31: ps.Meta.ledger:type_name -> ps.Ledger
+	34, // 32: ps.Meta.announce:type_name -> ps.Announce
+	35, // 33: ps.Meta.resumed:type_name -> ps.Resumed
+	31, // 34: ps.Meta.backed_up:type_name -> ps.BackedUp
+	2,  // 35: ps.Batch.message:type_name -> ps.Meta
+	6,  // 36: ps.Declared.tensor:type_name -> ps.Declare
+	36, // 37: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	37, // 38: ps.Capacity.path:type_name -> ps.Capacity.Path
+	38, // 39: ps.Commit.share:type_name -> ps.Commit.Share
+	40, // 40: ps.Known.term:type_name -> ps.Known.Term
+	38, // 41: ps.Known.share:type_name -> ps.Commit.Share
+	39, // 42: ps.Known.backup:type_name -> ps.Known.Backup
+	8,  // 43: ps.Ledger.tensor:type_name -> ps.Declared
+	40, // 44: ps.Announce.term:type_name -> ps.Known.Term
+	2,  // 45: ps.Announce.decision:type_name -> ps.Meta
+	8,  // 46: ps.Announce.tensor:type_name -> ps.Declared
+	0,  // 47: ps.Announce.node:type_name -> ps.Node
+	0,  // 48: ps.Announce.member:type_name -> ps.Node
+	32, // 49: ps.Announce.known:type_name -> ps.Known
+	0,  // 50: ps.Resumed.node:type_name -> ps.Node
+	51, // [51:51] is the sub-list for method output_type
+	51, // [51:51] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -3141,6 +3842,9 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Arrived)(nil),
 		(*Meta_Admitted)(nil),
 		(*Meta_Fetched)(nil),
+		(*Meta_Ledger)(nil),
+		(*Meta_Announce)(nil),
+		(*Meta_Resumed)(nil),
 		(*Meta_BackedUp)(nil),
 	}
 	type x struct{}
@@ -3149,7 +3853,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

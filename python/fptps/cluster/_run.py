@@ -76,8 +76,8 @@ class Run:
         return [] if self._supervisor is None else list(self._supervisor.processes)
 
     def process(self, role: str, rank: int = 0) -> Process:
-        """One of the processes; KeyError if there is none."""
-        for process in self.processes:
+        """One of the processes, of several schedulers the latest; KeyError if there is none."""
+        for process in reversed(self.processes):
             if (process.role, process.rank) == (role, rank):
                 return process
         raise KeyError(f"there is no {name_of(role, rank)}")
@@ -99,6 +99,15 @@ class Run:
     def add_server(self) -> Process:
         """Starts one more server, for a cluster with FPTPS_RECOVERY=1. ClosedError if the run ends."""
         return self._add("server", [*NODE, "server"])
+
+    def restart_scheduler(self) -> Process:
+        """Kills the scheduler, if it has not ended, and starts another one at its address, for a cluster with
+        FPTPS_RECOVERY=1. ClosedError if the run ends."""
+        self._check_recovery("the scheduler can be started again in")
+        process = None if self._supervisor is None else self._supervisor.restart_scheduler()
+        if process is None:
+            raise ClosedError("the run has ended, or ends: no scheduler can be started")
+        return process
 
     def outcomes(self) -> list[Outcome]:
         """Waits for the end of all processes and returns the outcome of each worker: by rank, and then those of added
@@ -176,7 +185,7 @@ class Run:
                     environment,
                 )
                 self._worker = commands[-1]
-                self._supervisor = Supervisor(commands, kill=KILL_S, started=self._started)
+                self._supervisor = Supervisor(commands, kill=KILL_S, awaits_scheduler=True, started=self._started)
                 self._supervisor.run()
                 for process in self._all_workers():
                     result = Path(self._supervisor.command(process).arguments[-1])
@@ -189,14 +198,15 @@ class Run:
 
     def _add(self, role: str, arguments: list[str]) -> Process:
         if self._supervisor is not None and self._worker is not None:
-            if self._worker.environment.get("FPTPS_RECOVERY") != "1":
-                raise ValueError(
-                    "processes can be added to a cluster with FPTPS_RECOVERY=1: LocalCluster(environment=)"
-                )
+            self._check_recovery("processes can be added to")
             process = self._supervisor.add(later(self._worker, role, arguments))
             if process is not None:
                 return process
         raise ClosedError("the run has ended, or ends: no process can be added")
+
+    def _check_recovery(self, what: str) -> None:
+        if self._worker is not None and self._worker.environment.get("FPTPS_RECOVERY") != "1":
+            raise ValueError(f"{what} a cluster with FPTPS_RECOVERY=1: LocalCluster(environment=)")
 
     def _pickle(self, task: tuple[Any, Any]) -> bytes:
         """A function and its arguments, for _rank."""

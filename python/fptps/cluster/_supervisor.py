@@ -54,10 +54,11 @@ class _Start(NamedTuple):
 
 
 class _Addition:
-    """A process that add() waits for."""
+    """A process that add() or restart_scheduler() waits for."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command | None) -> None:
         self.command = command
+        """None: another scheduler, in the place of the present one."""
         self.process: Process | None = None
         self.handled = threading.Event()
 
@@ -69,7 +70,8 @@ class Supervisor:
     if that is killed. grace: how many seconds the others have to end by themselves when one fails, unless the cluster
     may go on without it; kill: how many from a signal to SIGKILL. keep_going: the others run on when one fails; the
     run ends when all workers have ended. restarts: how many processes may be started in the places of those that have
-    died and without which the cluster may go on.
+    died and without which the cluster may go on. awaits_scheduler: the others run on when a scheduler is killed that the
+    cluster outlives, as restart_scheduler() may be called.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Supervisor:
         kill: float = KILL_S,
         keep_going: bool = False,
         restarts: int = 0,
+        awaits_scheduler: bool = False,
         started: threading.Event | None = None,
         out: IO[str] | None = None,
         err: IO[str] | None = None,
@@ -105,6 +108,7 @@ class Supervisor:
         self._patience: float | None = None  # when to name the processes of a stopped run that still run
         self._grace = grace
         self._keep_going = keep_going
+        self._awaits_scheduler = awaits_scheduler
         self._requests: collections.deque[int] = collections.deque()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -158,7 +162,14 @@ class Supervisor:
 
     def add(self, command: Command) -> Process | None:
         """Starts one more process, which run() then treats as the others. None: the run ends. For other threads."""
-        addition = _Addition(command)
+        return self._await(_Addition(command))
+
+    def restart_scheduler(self) -> Process | None:
+        """Kills the scheduler, if it has not ended, and starts another one at its address, for a cluster that outlives it.
+        None: the run ends. For other threads."""
+        return self._await(_Addition(None))
+
+    def _await(self, addition: _Addition) -> Process | None:
         with self._adding:
             if self._closed:
                 return None
@@ -193,11 +204,17 @@ class Supervisor:
 
     def _over(self) -> bool:
         """Whether the cluster has ended."""
-        return any(p.returncode is not None for p in self.processes if p.role == "scheduler")
+        scheduler = self._scheduler
+        return scheduler is not None and scheduler.returncode is not None and not scheduler.replaced
 
     def _orderly(self) -> bool:
         """Whether the cluster has ended in good order."""
-        return all(p.returncode == 0 for p in self.processes if p.role == "scheduler")
+        return self._scheduler is None or self._scheduler.returncode == 0
+
+    @property
+    def _scheduler(self) -> Process | None:
+        """The latest one."""
+        return next((p for p in reversed(self.processes) if p.role == "scheduler"), None)
 
     def _start(self, command: Command) -> Process:
         environment, report = command.environment, None
@@ -287,14 +304,22 @@ class Supervisor:
     def _died(self, process: Process, now: float) -> None:
         """Plans a restart, where the cluster may go on without the process, or else the end."""
         text = f"fptps: {process.name} (pid {process.pid}) {process.how_it_ended()}"
-        if self._may_restart and process.spare and not process.left and not self._ending.planned:
+        outlived = process.spare or self._outlives(process)
+        if self._may_restart and outlived and not process.left and not self._ending.planned:
             process.replaced = self._restarts.plan(now, process, now - self._starts[process].time)
             text += "" if process.replaced else ", and no restart is left"
         self._tell(text)
         # The others would wait for it, as the cluster was never complete.
         stuck = self._may_restart and not process.replaced and not any(p.takes_part for p in self.processes)
-        if not self._keep_going and (stuck or not process.spare):
+        goes_on = process.spare or process.replaced or (outlived and self._awaits_scheduler)
+        if not self._keep_going and (stuck or not goes_on):
             self._ending.expect(now, self._grace)
+
+    def _outlives(self, process: Process) -> bool:
+        """Whether the cluster outlives a scheduler that has ended: it was killed, and may have another in its place."""
+        environment, code = self.command(process).environment, process.returncode or 0
+        recovers = environment.get("FPTPS_RECOVERY") == "1" and environment.get("FPTPS_SCHEDULER_TIMEOUT") != "0"
+        return process.role == "scheduler" and recovers and (code < 0 or code > 128)
 
     def _replace(self, now: float) -> None:
         """Starts the processes that take the places of dead ones, and ends those that came too late."""
@@ -304,7 +329,8 @@ class Supervisor:
             self._late.expect(now, LATE_S)
         for dead in self._restarts.due(now):
             command = self.command(dead)
-            begun = any(p.takes_part for p in self.processes)  # before, it takes the rank of the dead one
+            # Before, it takes the rank of the dead one; a scheduler has none.
+            begun = dead.role != "scheduler" and any(p.takes_part for p in self.processes)
             process = self._start(later(command) if begun else command)
             left = "1 restart is" if self._restarts.left == 1 else f"{self._restarts.left} restarts are"
             self._tell(
@@ -325,14 +351,29 @@ class Supervisor:
         self._signal(due, late + still)
 
     def _add_all(self, start: bool) -> None:
-        """Starts, or refuses, the processes that add() waits for."""
+        """Starts, or refuses, the processes that add() and restart_scheduler() wait for."""
         while self._additions:
             with self._adding:
                 addition = self._additions.pop(0)
             try:
-                addition.process = self._start(addition.command) if start else None
+                if addition.command is None:
+                    addition.process = self._start_scheduler()
+                elif start:
+                    addition.process = self._start(addition.command)
             finally:
                 addition.handled.set()
+
+    def _start_scheduler(self) -> Process | None:
+        """Another scheduler, in the place of the present one; None if the cluster has ended, or ends."""
+        dead = self._scheduler
+        if dead is None or self._ending.planned or (dead.returncode is not None and not self._outlives(dead)):
+            return None
+        if dead.returncode is None:
+            dead.asked = True
+            os.killpg(dead.pid, signal.SIGKILL)
+            self._reap(dead, wait=True)
+        dead.replaced = True
+        return self._start(self.command(dead))
 
     def _read_report(self, process: Process) -> None:
         """Reads what a worker has noted, while that may change."""

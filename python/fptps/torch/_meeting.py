@@ -76,7 +76,9 @@ class Scheduler:
         self._session = Session(LONGEST_S, CLOSED, "It ends with the worker of this process", lonely=True)
         self._session.name = f"the scheduler of {name}"
         try:
-            self._session.start(self._session.core.open, json.dumps({**settings, "DMLC_ROLE": "scheduler"}))
+            # Nobody can start another one: it lives in this process, whose end is that of worker 0, too.
+            own = {"DMLC_ROLE": "scheduler", "FPTPS_SCHEDULER_TIMEOUT": "0"}
+            self._session.start(self._session.core.open, json.dumps({**settings, **own}))
             self._life = self._session.submit(self._session.core.joined, None)
         except BaseException:
             self._session.drop()
