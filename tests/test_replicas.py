@@ -79,6 +79,33 @@ def test_the_only_server_dies_in_the_first_round():
     assert [np.array_equal(a[1], b[1]) for a, b in zip(calm, hit)] == [True, True]
 
 
+def test_the_scheduler_dies_with_a_server():
+    """The next scheduler knows from the others which node has the dead server's weights."""
+
+    def train(gate):
+        with fptps.KVWorker() as kv:
+            kv.init(0, np.zeros(COUNT, np.float32))
+            kv.set_optimizer(fptps.optim.SGD(lr=1.0, momentum=0.5))
+            weights, want, velocity = np.empty(COUNT, np.float32), np.zeros(COUNT, np.float32), 0.0
+            for step in range(6):
+                if step == 3:
+                    pass_gate(gate)
+                velocity = 0.5 * velocity + sum(gradient(rank, 0, step) for rank in (0, 1))
+                want = want - velocity
+                kv.push_pull(0, gradient(kv.rank, 0, step), out=weights).result()
+                assert np.array_equal(weights, want), step
+            kv.barrier()
+            return kv.rank
+
+    with Gate() as gate, fptps.LocalCluster(2, 2, 120, SETTINGS).start(train, gate.address) as run:
+        gate.wait(2)
+        for role, rank in [("scheduler", 0), ("server", 0)]:
+            os.kill(run.process(role, rank).pid, signal.SIGKILL)
+        gate.open()
+        run.restart_scheduler()
+        assert run.results() == [0, 1]
+
+
 SGD = """
 import os, signal, sys
 import numpy as np

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -103,5 +104,28 @@ func TestTheBackupDies(t *testing.T) {
 	}
 	if verdicts := lostIn(s.Gone(now, 11, s.members[11].Incarnation, "killed")); len(verdicts) == 0 || verdicts[0].GetBuried() {
 		t.Errorf("the verdict is %v", verdicts)
+	}
+}
+
+// What is known of backups is part of the history, from which another scheduler goes on.
+func TestTheHistoryHasTheBackups(t *testing.T) {
+	h := newHistory(map[Role]int{RoleServer: 12, RoleWorker: 13}, nil, map[uint64]agreement{})
+	h.replicates = true
+	h.backups.of = map[int]int{8: 10, 9: 11, 10: 8, 11: 9}
+	back := historyOf(h.encode(true))
+	if !back.replicates || !maps.Equal(back.backups.of, h.backups.of) {
+		t.Errorf("it comes back as %+v", back.backups)
+	}
+	for _, m := range []*pspb.Meta{
+		{Own: &pspb.Meta_Lost{Lost: &pspb.Lost{Id: proto.Int32(8), Heir: proto.Int32(10), Epoch: proto.Uint32(3), Buried: proto.Bool(true)}}},
+		{Own: &pspb.Meta_BackedUp{BackedUp: &pspb.BackedUp{Of: proto.Int32(11), Id: proto.Int32(10)}}},
+	} {
+		h.add(m, nil)
+	}
+	if want := map[int]int{9: 11, 11: 10}; !maps.Equal(h.backups.of, want) || h.backups.needed[10] != 3 {
+		t.Errorf("after a death the backups are %+v", h.backups)
+	}
+	if back := historyOf(h.encode(true)); !maps.Equal(back.backups.of, h.backups.of) || back.backups.needed[10] != 3 {
+		t.Errorf("it comes back as %+v", back.backups)
 	}
 }
