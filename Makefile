@@ -55,11 +55,12 @@ test-python: setup ## Python's tests: whole clusters of processes, the wheel, th
 chaos: setup ## trainings of 1,000 events: nodes come, leave, are killed, stand still; links are cut and reset
 	CHAOS_EVENTS=1000 CHAOS_SEEDS=0 $(BIN)/pytest -s tests/long/test_churn.py
 
-test-long: setup ## race, fuzz a minute each, changes of plan, deaths and newcomers, kills at random instants, a soak, MXNet, cluster tests under load
+test-long: setup ## race, fuzz a minute each, changes of plan, deaths, newcomers and schedulers that die, kills at random instants, a soak, MXNet, cluster tests under load
 	@$(MAKE) --no-print-directory race
 	go test ./gocore/kv -timeout 60m -run TestPlansChangeBetweenRounds -plays 10000
 	go test ./gocore/kv -timeout 120m -run 'TestDeaths|TestWorkersDie|TestWeightsSurvive' -deaths 100000 -successions 20000
 	go test ./gocore/node -timeout 60m -run TestWorkersComeAndGo -changes 20000
+	go test ./gocore/cluster -timeout 60m -run TestResumeAtEveryPoint -every-point
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1m
 	$(BIN)/pytest tests/long
 	@$(MAKE) --no-print-directory peers

@@ -29,7 +29,12 @@ def rounds(kv, first, count, keys=(0, 1)):
         for key, ticket in tickets.items():
             sum_ = ticket.result()
             workers = ticket.workers
-            assert np.array_equal(sum_, sum(gradient(rank, key, step) for rank in workers)), (kv.rank, key, step, workers)
+            assert np.array_equal(sum_, sum(gradient(rank, key, step) for rank in workers)), (
+                kv.rank,
+                key,
+                step,
+                workers,
+            )
     return workers
 
 
@@ -182,7 +187,9 @@ def test_a_stopped_scheduler_comes_back():
     def train(gate):
         with fptps.KVWorker(timeout=14) as kv:
             kv.init(0, np.zeros(COUNT, np.float32))
-            address = pass_gate(gate, {name: os.environ[name] for name in os.environ if name.startswith(("DMLC", "FPTPS"))})
+            address = pass_gate(
+                gate, {name: os.environ[name] for name in os.environ if name.startswith(("DMLC", "FPTPS"))}
+            )
             assert address is None
             with pytest.raises(fptps.TimeoutError, match="missing: scheduler"):
                 kv.barrier()
@@ -196,7 +203,10 @@ def test_a_stopped_scheduler_comes_back():
         os.kill(run.process("scheduler").pid, signal.SIGSTOP)
         second = subprocess.run(
             [sys.executable, "-m", "fptps", "scheduler"],
-            env={**os.environ, **settings, "DMLC_ROLE": "scheduler"}, capture_output=True, text=True, timeout=60,
+            env={**os.environ, **settings, "DMLC_ROLE": "scheduler"},
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert second.returncode == 1
         assert "cannot listen at port" in second.stderr
@@ -223,5 +233,6 @@ train(lambda kv, workers: len(steps) > 9, strike)
     code, output = run(program, "-n", 2, "-s", 1, "--restarts", 1)
     assert code == 0, output
     assert re.search(r"fptps: scheduler \(pid \d+\) was killed by SIGKILL\n", output)
-    assert re.search(r"fptps: started scheduler \(pid \d+\) in the place of scheduler, which was killed by SIGKILL; 0 restarts are left", output)
+    text = r"started scheduler \(pid \d+\) in the place of scheduler, which was killed by SIGKILL; 0 restarts are left"
+    assert re.search(text, output)
     assert output.count("ends with 0 1\n") == 2, output

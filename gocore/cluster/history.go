@@ -317,3 +317,29 @@ func decodeShares(list []*pspb.Commit_Share) (shares []plan.Share) {
 	}
 	return shares
 }
+
+// decide sends the members a decision: those that it concerns, or in a cluster that outlives its scheduler all.
+func (s *Scheduler) decide(m *pspb.Meta, concerned []int) {
+	if s.history != nil {
+		s.history.add(m, s.view.Members)
+		concerned = s.ids()
+		if lost := m.GetLost(); lost != nil {
+			concerned = slices.DeleteFunc(concerned, func(id int) bool { return id == int(lost.GetId()) })
+		}
+	}
+	for _, id := range concerned {
+		s.send(id, proto.Clone(m).(*pspb.Meta))
+	}
+}
+
+// settleHistory forgets the decisions that all members have handled.
+func (s *Scheduler) settleHistory() {
+	if s.history == nil {
+		return
+	}
+	least := s.history.number
+	for _, m := range s.members {
+		least = min(least, m.has)
+	}
+	s.history.settle(least)
+}

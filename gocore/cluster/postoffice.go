@@ -185,11 +185,6 @@ func (p *Postoffice) send(m *pspb.Meta) {
 	}
 }
 
-// tell sends a message to the scheduler from another goroutine, unless this node has failed.
-func (p *Postoffice) tell(m *pspb.Meta) {
-	p.loop.do(func() { p.send(m) })
-}
-
 func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 	if p.failure != nil || e.From == 0 && e.Meta.GetWaiting() != nil { // sent to this node before it had joined
 		return

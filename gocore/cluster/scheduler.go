@@ -455,32 +455,6 @@ func (s *Scheduler) send(id int, m *pspb.Meta) {
 	s.do(Send{ID: id, Meta: m})
 }
 
-// decide sends the members a decision: those that it concerns, or in a cluster that outlives its scheduler all.
-func (s *Scheduler) decide(m *pspb.Meta, concerned []int) {
-	if s.history != nil {
-		s.history.add(m, s.view.Members)
-		concerned = s.ids()
-		if lost := m.GetLost(); lost != nil {
-			concerned = slices.DeleteFunc(concerned, func(id int) bool { return id == int(lost.GetId()) })
-		}
-	}
-	for _, id := range concerned {
-		s.send(id, proto.Clone(m).(*pspb.Meta))
-	}
-}
-
-// settleHistory forgets the decisions that all members have handled.
-func (s *Scheduler) settleHistory() {
-	if s.history == nil {
-		return
-	}
-	least := s.history.number
-	for _, m := range s.members {
-		least = min(least, m.has)
-	}
-	s.history.settle(least)
-}
-
 // sendOwn sends a message that only fptps knows to a member, unless that is a ps-lite program.
 func (s *Scheduler) sendOwn(id int, m *pspb.Meta) {
 	if s.members[id].Protocol > 0 {

@@ -93,8 +93,8 @@ def run(
     the program never joined the cluster. Ctrl-C and SIGTERM reach all of them; a second one kills what still runs.
 
     --restarts and -n MIN:MAX set FPTPS_RECOVERY=1: the training goes on when a worker or server dies, and with
-    --restarts when the scheduler does. A process that is started later, named [worker +1], takes part when the program calls KVWorker.admit(). The exit code is 0 if the
-    training ends well, whatever has died and was replaced.
+    --restarts when the scheduler does. A worker that is started later, named [worker +1], takes part when the program
+    calls KVWorker.admit(). The exit code is 0 if the training ends well, whatever has died and was replaced.
 
     \b
         fptps run -n 2 -s 1 python train.py --epochs 3

@@ -70,8 +70,8 @@ class Supervisor:
     if that is killed. grace: how many seconds the others have to end by themselves when one fails, unless the cluster
     may go on without it; kill: how many from a signal to SIGKILL. keep_going: the others run on when one fails; the
     run ends when all workers have ended. restarts: how many processes may be started in the places of those that have
-    died and without which the cluster may go on. awaits_scheduler: the others run on when a scheduler is killed that the
-    cluster outlives, as restart_scheduler() may be called.
+    died and without which the cluster may go on. awaits_scheduler: the others run on when a scheduler is killed that
+    the cluster outlives, as restart_scheduler() may be called.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class Supervisor:
         return self._await(_Addition(command))
 
     def restart_scheduler(self) -> Process | None:
-        """Kills the scheduler, if it has not ended, and starts another one at its address, for a cluster that outlives it.
-        None: the run ends. For other threads."""
+        """Kills the scheduler, if it has not ended, and starts another one at its address, for a cluster that outlives
+        it. None: the run ends. For other threads."""
         return self._await(_Addition(None))
 
     def _await(self, addition: _Addition) -> Process | None:
