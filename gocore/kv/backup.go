@@ -73,12 +73,11 @@ func (a *Aggregator) BackUp(self, node uint32, onWhole func(node uint32, epoch i
 // backed reports whether there is a backup.
 func (a *Aggregator) backed() bool { return a.backup != nil && a.backup.node != none }
 
-// replicate sends the backup a sum before the store applies it. It reports whether the reply has to wait.
-func (a *Aggregator) replicate(sum *aggregate.Sum) (waits bool) {
+// replicate sends the backup a sum before the store applies it, if the store keeps something of it.
+func (a *Aggregator) replicate(sum *aggregate.Sum) {
 	h := &sum.Header
-	id := store.PacketID{Tensor: h.Tensor, Packet: h.Packet}
-	if !a.backed() || a.backup.missing[id] {
-		return false
+	if a.backup.missing[store.PacketID{Tensor: h.Tensor, Packet: h.Packet}] {
+		return
 	}
 	r := wire.Header{
 		Kind: wire.Replica, Op: wire.ReplicaInit, DType: h.DType, Codec: h.Codec, Tensor: h.Tensor, Packet: h.Packet, Run: 1, Round: h.Round,
@@ -96,14 +95,13 @@ func (a *Aggregator) replicate(sum *aggregate.Sum) (waits bool) {
 		}
 	}
 	if keeping == store.Nothing {
-		return false
+		return
 	}
 	var elements *aggregate.Buffer
 	if r.Op != wire.ReplicaDrop && sum.Buffer != nil {
 		elements = a.elements(&r, sum)
 	}
 	a.change(&r, elements)
-	return r.Op != wire.ReplicaDrop
 }
 
 // elements returns a copy of a sum for the backup, of a table the rows alone, and sets the lengths in r.
