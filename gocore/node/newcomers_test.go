@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"fptps/gocore/cluster"
@@ -53,4 +54,23 @@ func TestConnectionsBesideAStoppedNode(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// The time for the connections with a newcomer begins when this node has its own, which may take long: it is perhaps a newcomer, too.
+func TestTimeForANewcomer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{ctx: context.Background(), connected: make(chan struct{})}
+		n.mu.recoverySteps = map[int]recoveryStep{}
+		left := make(chan time.Duration, 1)
+		n.runStep(9, 1, func(ctx context.Context) error {
+			end, _ := ctx.Deadline()
+			left <- time.Until(end)
+			return nil
+		})
+		time.Sleep(reconnectTime / 2)
+		close(n.connected)
+		if got := <-left; got != reconnectTime {
+			t.Errorf("%v are left, want %v", got, reconnectTime)
+		}
+	})
 }

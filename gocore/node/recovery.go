@@ -81,7 +81,7 @@ type recoveryStep struct {
 
 // runStep runs a step for a node after the earlier steps for that node. If it fails, the node is suspected.
 func (n *Node) runStep(id int, incarnation uint64, do func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(n.ctx, reconnectTime)
+	ctx, cancel := context.WithCancel(n.ctx)
 	this := recoveryStep{cancel, make(chan struct{})}
 	n.mu.Lock()
 	earlier, had := n.mu.recoverySteps[id]
@@ -98,7 +98,9 @@ func (n *Node) runStep(id int, incarnation uint64, do func(context.Context) erro
 		case <-n.ctx.Done():
 			return nil
 		}
-		if err := do(ctx); err != nil && ctx.Err() != context.Canceled {
+		limited, stop := context.WithTimeout(ctx, reconnectTime) // from now on
+		defer stop()
+		if err := do(limited); err != nil && ctx.Err() == nil {
 			n.unreachable(id, incarnation, err)
 		}
 		return nil
