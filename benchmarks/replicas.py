@@ -116,7 +116,7 @@ def table(samples: list[dict[str, Any]]) -> str:
 
         def median(what: str, replicas: int, van: str = van) -> float:
             values = [s[what] for s in samples if s["van"] == van and s["replicas"] == replicas and s[what] is not None]
-            return statistics.median(values)
+            return float(statistics.median(values))
 
         deaths = [s["death_ms"] for s in samples if s["van"] == van and s["death_ms"] is not None]
         without, with_ = median("round_ms", 0), median("round_ms", 1)

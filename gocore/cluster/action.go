@@ -71,7 +71,7 @@ type Vacated struct {
 	Why  string
 }
 
-// Backed reports that a node has a backup again, which has everything that it stores.
+// Backed reports that the backup of a node has received everything that the node stores.
 type Backed struct {
 	ID, Backup int
 }

@@ -47,7 +47,8 @@ func (b *backups) decode(list []*pspb.Known_Backup) {
 	}
 }
 
-// BackupFor chooses a node's backup among the others: on another host if there is one, of the same role if there is one, the next one by id. 0: there is no other.
+// BackupFor chooses a node's backup: another node, if possible on another host, if possible of the same role, with the next higher id. 0: there is no other
+// node.
 func (v View) BackupFor(id int) int {
 	me := v.Member(id)
 	best, bestRank := 0, 0
@@ -95,7 +96,7 @@ func (s *Scheduler) stepBackedUp(from *member, own *pspb.BackedUp) {
 	}
 }
 
-// bury forgets the backups that the death of a node ends: its own, those for which it was the backup, and that of its heir, which has another store to replicate now.
+// bury forgets the backup of a dead node, and of the nodes whose backup it was. It forgets the heir's backup, too, which lacks what the heir has inherited.
 func (b *backups) bury(id, heir, epoch int) {
 	for node, backup := range b.of {
 		if node == id || node == heir || backup == id {

@@ -42,7 +42,7 @@ func newBackups(m *mortal) *backups {
 	return b
 }
 
-// next is the backup that a node chooses: the next one that lives as far as it knows.
+// next is the backup that a node chooses. It is the next node of whose death this one has not heard.
 func (b *backups) next(i int) uint32 {
 	for n := 1; n < len(b.m.spies); n++ {
 		if other := b.m.spies[(i+n)%len(b.m.spies)].Self; !b.heard[i][other] {

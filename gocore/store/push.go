@@ -100,7 +100,7 @@ func (s *Store) repeated(t *tensor, p *packet, c *pendingPush, at uint64, waits 
 	return []Reply{t.reply(p, c)}
 }
 
-// Bury has no push wait for a worker any more, which is dead. It appends the replies to those that have waited for it.
+// Bury has no push wait for a worker any more, which is dead. It appends the replies to the pushes that have waited for that worker.
 func (s *Store) Bury(rank int, replies []Reply) []Reply {
 	s.dead[rank] = true
 	for p, id := range s.waiting {

@@ -2,8 +2,8 @@ package wire
 
 import "fmt"
 
-// An aggregator may have a backup: another one, which applies everything that changes the aggregator's store to a replica of it. A Replica is
-// one such change: that by an Ask, with its operation, or one of these.
+// An aggregator may have a backup. That is another aggregator, with a replica of the first one's store, to which it applies all changes. A Replica is one
+// change. Its operation is that of an Ask, or one of these.
 const (
 	ReplicaInit   Op = askEnd + iota // the initial value of a packet; without payload it is zeros
 	ReplicaUpdate                    // the sum of round Round, to which the optimiser is applied; without payload nothing is
