@@ -50,6 +50,7 @@ type company struct {
 	runner  *cluster.Runner
 	config  cluster.Config
 	members sync.WaitGroup // goroutines
+	waits   chan struct{}  // has a place for who calls synctest.Wait
 
 	mu     sync.Mutex
 	random *rand.Rand
@@ -76,7 +77,7 @@ func (c *company) note(a *actor, format string, values ...any) {
 func newCompany(t *testing.T, seed uint64) *company {
 	c := &company{
 		t: t, rng: rand.New(rand.NewPCG(seed, 21)), random: rand.New(rand.NewPCG(seed, 22)), epochs: map[string]map[int]int{},
-		vans: memvan.New(seed, 5*time.Millisecond), begin: time.Now(),
+		vans: memvan.New(seed, 5*time.Millisecond), begin: time.Now(), waits: make(chan struct{}, 1),
 	}
 	pick := rand.New(rand.NewPCG(seed, 23))
 	c.data = mem.New(func(n int) int { return pick.IntN(n) })
