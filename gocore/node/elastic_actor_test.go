@@ -150,7 +150,9 @@ func (a *actor) live(config cluster.Config) error {
 		a.mu.Unlock()
 	}
 	err = a.barrier(func(done func(error)) { post.End(last, done) })
-	synctest.Wait() // what was queued before is handled
+	a.waits <- struct{}{} // one at a time; a mutex would not count as a wait
+	synctest.Wait()       // what was queued before is handled
+	<-a.waits
 	return err
 }
 

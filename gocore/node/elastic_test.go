@@ -53,6 +53,7 @@ type company struct {
 	members sync.WaitGroup  // goroutines
 	joining context.Context // ends when nobody comes any more
 	end     context.CancelFunc
+	waits   chan struct{} // one goroutine at a time may call synctest.Wait: it has a place in here
 
 	mu     sync.Mutex
 	random *rand.Rand
@@ -83,7 +84,7 @@ func (c *company) note(a *actor, format string, values ...any) {
 func newCompany(t *testing.T, seed uint64) *company {
 	c := &company{
 		t: t, rng: rand.New(rand.NewPCG(seed, 21)), random: rand.New(rand.NewPCG(seed, 22)), epochs: map[string]map[int]int{},
-		vans: memvan.New(seed, 5*time.Millisecond), begin: time.Now(),
+		vans: memvan.New(seed, 5*time.Millisecond), begin: time.Now(), waits: make(chan struct{}, 1),
 	}
 	pick := rand.New(rand.NewPCG(seed, 23))
 	c.joining, c.end = context.WithCancel(context.Background())
