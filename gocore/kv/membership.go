@@ -17,18 +17,33 @@ import (
 
 // turnover is what a worker knows of the deaths and admissions of others.
 type turnover struct {
-	deaths    []death // of other nodes, in order
-	roster    roster  // the workers that take part
-	epoch     uint16  // of the rounds that begin now; those after it are not settled yet
-	frozen    int     // workers whose deaths this one has heard of, and that are not settled: while there are any, no round begins or ends
-	unsettled int     // those of them that are buried: the next Settle is about these
+	deaths []death // of other nodes, in order
+	roster roster  // the workers that take part
+	epoch  uint16  // of the rounds that begin now; those after it are not settled yet
+	// The workers whose deaths this one has heard of, and that are not settled: while there are any, no round begins or ends. True: it is
+	// buried, and the next Settle is about it.
+	frozen map[uint32]bool
 }
 
-// Freeze keeps rounds from ending, and new ones from beginning, until Settle: a worker is dead.
-func (w *Worker) Freeze() {
+// Freeze keeps rounds from ending, and new ones from beginning, until Settle: that worker is dead.
+func (w *Worker) Freeze(node uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mu.frozen++
+	w.mu.freeze(node, false)
+}
+
+func (m *turnover) freeze(node uint32, buried bool) {
+	if m.frozen == nil {
+		m.frozen = map[uint32]bool{}
+	}
+	m.frozen[node] = m.frozen[node] || buried
+}
+
+// thaw ends the freeze for the workers that are buried, and reports whether there were any.
+func (m *turnover) thaw() bool {
+	before := len(m.frozen)
+	maps.DeleteFunc(m.frozen, func(_ uint32, buried bool) bool { return buried })
+	return len(m.frozen) < before
 }
 
 // Complete returns how many rounds of each tensor, round 0 included, have ended on this worker; false if it does not know, as a newcomer that
@@ -65,8 +80,8 @@ func (w *Worker) Settle(complete wire.Rounds) (err error) {
 		if w.mu.failed != nil {
 			return e
 		}
-		died := w.mu.unsettled > 0
-		w.mu.epoch, w.mu.frozen, w.mu.unsettled = uint16(w.mu.roster.epoch()), w.mu.frozen-w.mu.unsettled, 0
+		died := w.mu.thaw()
+		w.mu.epoch = uint16(w.mu.roster.epoch())
 		if w.mu.joined {
 			e = w.welcome()
 		}

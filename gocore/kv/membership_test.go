@@ -20,7 +20,7 @@ func ended(rounds uint64) (complete wire.Rounds) {
 
 // die is the death of worker 1, whose packets node 8 sums, as all others'.
 func (d *desk) die() {
-	d.Freeze()
+	d.Freeze(11)
 	d.Bury(Death{Node: 11})
 }
 
@@ -162,6 +162,19 @@ func TestNoRoundBeginsInAFreeze(t *testing.T) {
 	d.ended(ticket, "")
 }
 
+// A node that was not ready yet hears of a death by Bury alone. The next death freezes it as any other.
+func TestADeathBeforeTheWorkerWasThere(t *testing.T) {
+	d := recovering(t).ready(1)
+	d.Bury(Death{Node: 11, Settles: true})
+	d.settle(1)
+	d.sent = nil
+	d.Freeze(13)
+	d.push(1, make([]byte, size))
+	if len(d.sent) != 0 {
+		t.Errorf("%d runs were sent in a freeze", len(d.sent))
+	}
+}
+
 // A clash of a round that is repeated is forgotten.
 func TestARepeatedRoundHasNoClash(t *testing.T) {
 	d := recovering(t).ready(1)
@@ -185,7 +198,7 @@ func TestTheNextLeads(t *testing.T) {
 	if n := d.contributions(0); n != 0 || d.leads() {
 		t.Errorf("%d packets, while rank 0 lives", n)
 	}
-	d.Freeze()
+	d.Freeze(9)
 	d.Bury(Death{Node: 9})
 	d.settle(0)
 	if n := d.contributions(1); n != 3 || !d.leads() {

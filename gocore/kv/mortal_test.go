@@ -128,7 +128,7 @@ func (m *mortal) judge(node uint32) {
 		m.inboxes[i] <- func() {
 			s.gone.end(node)
 			if settles && s.Worker != nil {
-				s.Worker.Freeze()
+				s.Worker.Freeze(node)
 			}
 			m.chains[i] <- func() { m.bury(i, Death{node, heir, settles}, rank, epoch) }
 		}

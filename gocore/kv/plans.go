@@ -96,7 +96,7 @@ func (w *Worker) endPromise() (e effects) {
 
 // waits reports whether a promise, a freeze or a meeting forbids the round of the tensor's next operation.
 func (w *Worker) waits(t *tensor) bool {
-	return (t.held || w.mu.frozen > 0 || w.mu.meeting || w.mu.standing != member) && t.queue[0].verb != verbFetch
+	return (t.held || len(w.mu.frozen) > 0 || w.mu.meeting || w.mu.standing != member) && t.queue[0].verb != verbFetch
 }
 
 // followPlan gives the tensor the newest plan that holds for its present round, and reports whether that is another one.

@@ -141,7 +141,7 @@ func (w *Worker) sum(node uint32, h *wire.Header, payload []byte) {
 // endRound ends the round under way, if all sums are here. The lock is held.
 func (w *Worker) endRound(t *tensor) effects {
 	o := t.active
-	if !o.hasAll() || w.mu.frozen > 0 && o.verb != verbFetch {
+	if !o.hasAll() || len(w.mu.frozen) > 0 && o.verb != verbFetch {
 		return effects{}
 	}
 	o.whole, o.epoch = true, t.epoch

@@ -35,7 +35,7 @@ type death struct {
 	heirs []uint32
 }
 
-// Bury handles the death of another node. All connections with it have ended, and if it settles, Freeze was called. Every worker
+// Bury handles the death of another node. All connections with it have ended. Every worker
 // calls it, for the same nodes in the same order. A newcomer that was not admitted yet is passed, too.
 func (w *Worker) Bury(dead Death) {
 	w.step(func() (e effects) {
@@ -50,7 +50,7 @@ func (w *Worker) Bury(dead Death) {
 		w.mu.deaths = append(w.mu.deaths, d)
 		if dead.Settles || slices.Contains(w.mu.roster.last(), d.rank) {
 			w.mu.roster.bury(d.rank)
-			w.mu.unsettled++
+			w.mu.freeze(node, true)
 		}
 		w.mu.closed = slices.DeleteFunc(w.mu.closed, func(c closedWorker) bool { return c.id == int(node) }) // no round waits for it any more
 		e.err = lostNode(w.Name(node), node)
@@ -68,7 +68,7 @@ func (w *Worker) Bury(dead Death) {
 			if len(gone) > 0 && dead.Heir == none {
 				e.also = append(e.also, w.loseValue(t, gone, w.Name(node)))
 			}
-			if w.mu.frozen == 0 { // else Settle sends all again
+			if len(w.mu.frozen) == 0 { // else Settle sends all again
 				e.sends = append(e.sends, t.sendAgain(d.patch(t.key, gone), d.patch(t.key, before))...)
 			}
 			e.sends = append(e.sends, w.advance(t)...)

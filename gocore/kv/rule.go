@@ -52,7 +52,7 @@ func (w *Worker) SetRule(keys []uint64, rule store.Rule) (ticket *Ticket, err er
 // learnRules has this worker, if it has become the leader, ask the aggregators for the rules that another worker has set. An aggregator to which weights
 // are moving refuses: then the next tick asks again. The lock is held.
 func (w *Worker) learnRules() (sends []sending) {
-	if w.mu.failed != nil || len(w.mu.deaths) == 0 || w.mu.frozen > 0 || !w.leads() {
+	if w.mu.failed != nil || len(w.mu.deaths) == 0 || len(w.mu.frozen) > 0 || !w.leads() {
 		return nil
 	}
 	for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {

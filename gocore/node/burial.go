@@ -16,7 +16,7 @@ func (n *Node) onBuried(b cluster.Burial) {
 	n.noteDead(b.ID)
 	n.cancelStep(b.ID)
 	if worker := n.worker(); worker != nil && b.Epoch > 0 {
-		worker.Freeze()
+		worker.Freeze(uint32(b.ID))
 	}
 	n.inOrder(func() error { return n.bury(b) })
 }

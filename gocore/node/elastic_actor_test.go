@@ -237,7 +237,7 @@ func (a *actor) events() cluster.Events {
 			}
 			a.mu.Unlock()
 			if epoch > 0 {
-				withWorker((*kv.Worker).Freeze)
+				withWorker(func(w *kv.Worker) { w.Freeze(uint32(id)) })
 			}
 			a.inTurn(func() {
 				a.note(a, "buries %s", cluster.Name(id))
