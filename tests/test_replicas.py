@@ -165,6 +165,31 @@ def test_a_worker_dies_while_others_keep_its_part(tmp_path, dies):
     assert done.stdout.count("right") == 2
 
 
+@pytest.mark.parametrize("leaves", [0, 2], ids=["the leader", "another"])
+@pytest.mark.parametrize("servers", [2, 0])
+def test_a_worker_leaves(leaves, servers):
+    """In good order, with its pushes behind it: all of them count, also those of its last round."""
+
+    def train():
+        with fptps.KVWorker() as kv:
+            kv.init(0, np.zeros(COUNT, np.float32))
+            kv.init(1, np.zeros(COUNT, np.int32), consistency="async")
+            kv.set_optimizer(fptps.optim.SGD(lr=1.0), keys=[0])
+            for step in range(8):
+                if step == 4 and kv.rank == leaves:
+                    kv.leave()
+                    return None
+                ticket = kv.push_pull(0, np.full(COUNT, 16**kv.rank, np.float32))
+                weights = ticket.result()
+                kv.push(1, np.full(COUNT, 16**kv.rank, np.int32)).result()
+            kv.barrier()
+            return set(weights), set(kv.push_pull(1, np.zeros(COUNT, np.int32)).result())
+
+    results = fptps.LocalCluster(3, servers, 60, SETTINGS).run(train)
+    total = sum((4 if rank == leaves else 8) * 16**rank for rank in range(3))
+    assert [results[rank] for rank in range(3) if rank != leaves] == [({-float(total)}, {total})] * 2
+
+
 ENDLESS = """
 import numpy as np
 import fptps

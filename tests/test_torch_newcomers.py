@@ -20,7 +20,8 @@ pytestmark = pytest.mark.demo
 
 
 def train(overlap, death, workers_at_the_end):
-    """In a worker: a training in which rank 1 kills itself, and rank 0 starts a newcomer, until all are there.
+    """In a worker: a training in which rank 1 kills itself, and rank 0 starts a newcomer, until all are there. overlap:
+    that of DistributedOptimizer, or "servers" for a ServerOptimizer.
 
     Returns this worker's first step, the steps, and the workers of the last one. At the end all have the same weights,
     states of the optimizer and learning rates.
@@ -31,7 +32,10 @@ def train(overlap, death, workers_at_the_end):
     model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 2))
     for p in model.parameters():  # of a newcomer they are others
         p.data += ours.rank()
-    model, optimizer = ours.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    rule = fptps.optim.AdamW(lr=0.01) if overlap == "servers" else None
+    model, optimizer = ours.prepare(
+        model, ours.ServerOptimizer(rule) if rule else torch.optim.AdamW(model.parameters(), lr=0.01)
+    )
     if overlap == "none":
         optimizer = ours.DistributedOptimizer(optimizer.optimizer, model.named_parameters(), overlap="none")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
@@ -59,9 +63,8 @@ def train(overlap, death, workers_at_the_end):
         more += workers == tuple(workers_at_the_end)
         stop = bool(ours.push_pull(torch.tensor(float(ours.rank() == 0 and more >= 4)), name="stop"))
     ours.check(model)
-    same = ours.allgather_object(
-        (state.seen, scheduler.get_last_lr(), _sum(optimizer.state_dict()), float(model[1].num_batches_tracked))
-    )
+    sums = _sum(optimizer.state_dict()) if rule is None else None
+    same = ours.allgather_object((state.seen, scheduler.get_last_lr(), sums, float(model[1].num_batches_tracked)))
     assert all(one == same[0] for one in same)
     result = first, state.step, workers
     ours.shutdown()
@@ -93,6 +96,15 @@ def test_a_replacement(workers, at_the_end, overlap):
     first, steps, took_part, came = results[0]
     assert (first, tuple(took_part)) == (0, at_the_end)
     assert came[0] >= 7
+    assert came[1:] == [steps, list(at_the_end)]
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(3, 1), (2, 0)])
+def test_a_replacement_where_the_optimizer_is_on_the_servers(workers, servers):
+    at_the_end = tuple(rank for rank in range(workers + 1) if rank != 1)
+    cluster = fptps.LocalCluster(workers, servers, 90, {"FPTPS_RECOVERY": "1", "FPTPS_REPLICAS": "1"})
+    _, steps, took_part, came = cluster.run(train, "servers", 5, at_the_end)[0]
+    assert tuple(took_part) == at_the_end
     assert came[1:] == [steps, list(at_the_end)]
 
 

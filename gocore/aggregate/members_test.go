@@ -154,3 +154,25 @@ func TestStrangersOfAnEpoch(t *testing.T) {
 		t.Errorf("%d members", members.Size())
 	}
 }
+
+// A worker that has died had begun a round under a plan of which nobody else has heard: the others' contributions are no error. They repeat the round.
+func TestAPlanThatOnlyTheDeadKnew(t *testing.T) {
+	members := NewMembers(3)
+	slots := NewSlots(members, NewPool(), time.Time{})
+	slots.Recovers = true
+	add := func(rank int, epoch, plan uint16) (done bool) {
+		h := contribution(3, 1, 5)
+		h.Epoch, h.Plan = epoch, plan
+		_, done, err := slots.Add(rank, h, values(rank, 3, 1, 5), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return done
+	}
+	add(0, 0, 1)
+	add(1, 0, 0)
+	members.Bury(0)
+	if add(1, 1, 0) || !add(2, 1, 0) {
+		t.Error("the repeated round is not complete with the contributions of those that live")
+	}
+}

@@ -46,6 +46,9 @@ type Slots struct {
 	free    []*slot // slots for later rounds, at most maxFree
 	ended   []*slot // of tables, whose sums the last call returned with their rows: free from the next call on
 	now     time.Time
+	// Recovers: workers may die. Those that have begun a round under another plan are dead then, as no living one has heard of it, and
+	// the others repeat the round.
+	Recovers bool
 
 	kept    map[packetID]*kept // sums that workers have; see kept.go
 	recalls []Recall           // of the last call
@@ -256,7 +259,7 @@ func (t *Slots) slot(rank int, h *wire.Header, number, raw uint32) (*slot, error
 		s = t.begin(p, h, raw, now)
 	case h.Round > s.round:
 		return nil, fmt.Errorf("tensor %d packet %d: round %d arrives before round %d is complete", h.Tensor, number, h.Round, s.round)
-	case s.from.has(rank):
+	case s.from.has(rank), t.Recovers && s.plan != h.Plan:
 		return nil, nil
 	}
 	if s.plan != h.Plan {

@@ -70,10 +70,6 @@ func (s *Scheduler) admitAll(now time.Time, ready []*member) {
 		}
 		one = its
 	}
-	if kept := s.kept(); kept != "" {
-		s.callOff("the aggregators keep " + kept + ", and the cluster takes no further workers then")
-		return
-	}
 	meet := s.admission.meet
 	s.admission = nil
 	for _, m := range ready {

@@ -33,8 +33,7 @@ type reply struct {
 // ledger holds the declared tensors: a key gets an id when all workers have
 // declared it alike. Pure, as the scheduler is.
 type ledger struct {
-	ranks   []int  // of the workers, without dead ones
-	changed string // what has happened to the workers of the start; "": they are all there, and no others
+	ranks   []int // of the workers, without dead ones
 	agreed  map[uint64]agreement
 	ids     uint32 // that were given
 	open    map[uint64]*declaration
@@ -105,23 +104,12 @@ func (l *ledger) complete(d *declaration) bool {
 
 // join adds a worker that was a newcomer.
 func (l *ledger) join(rank int) {
-	l.ranks, l.changed = append(l.ranks, rank), "a worker was admitted"
+	l.ranks = append(l.ranks, rank)
 	slices.Sort(l.ranks)
-}
-
-// refusal returns the reason why this cluster takes no tensor like o; "" if it does.
-func (l *ledger) refusal(o wire.Tensor) string {
-	if l.changed != "" && o.Policy.Applied() != wire.Sync {
-		return fmt.Sprintf("%s, and consistency %v needs all workers with which the cluster began, and no others: declare such tensors before, or use sync", l.changed, o.Policy)
-	}
-	return ""
 }
 
 // bury removes a dead worker. A tensor that all other workers have declared gets its id.
 func (l *ledger) bury(rank int) (replies []reply) {
-	if slices.Contains(l.ranks, rank) { // else it was a newcomer
-		l.changed = "a worker has died"
-	}
 	l.ranks = slices.DeleteFunc(slices.Clone(l.ranks), func(r int) bool { return r == rank })
 	var next *list.Element
 	for e := l.oldest.Front(); e != nil; e = next {
@@ -139,24 +127,18 @@ func (l *ledger) bury(rank int) (replies []reply) {
 	return replies
 }
 
-// conclude answers all workers: with the tensor's id if they agree and the cluster takes it, else with their opinions, or the refusal. A newcomer
+// conclude answers all workers: with the tensor's id if they agree, else with their opinions. A newcomer
 // that disagrees is alone in that.
 func (l *ledger) conclude(d *declaration) (replies []reply) {
 	a := agreement{Tensor: d.opinions[l.ranks[0]], id: l.ids}
-	agreed, refusal := true, l.refusal(a.Tensor)
 	for _, rank := range l.ranks {
-		agreed = agreed && d.opinions[rank] == a.Tensor
+		if d.opinions[rank] != a.Tensor {
+			return []reply{{everyone, d.opinions, disagreement(d.key, d.opinions)}}
+		}
 	}
-	switch {
-	case !agreed:
-		return []reply{{everyone, d.opinions, disagreement(d.key, d.opinions)}}
-	case refusal != "":
-		replies = append(replies, refusedReply(everyone, d.key, refusal))
-	default:
-		l.agreed[d.key] = a
-		l.ids++
-		replies = append(replies, declaredReply(everyone, d.key, a))
-	}
+	l.agreed[d.key] = a
+	l.ids++
+	replies = append(replies, declaredReply(everyone, d.key, a))
 	replies[0].to = maps.Clone(d.opinions)
 	for _, r := range ranks(d.opinions) {
 		if d.opinions[r] != a.Tensor {

@@ -37,8 +37,6 @@ func (s *Scheduler) refusalOfNewcomer(node Member) string {
 		return fmt.Sprintf("the cluster has its %s already: another can come when one has died, or up to FPTPS_MAX_WORKERS of the scheduler", count(most, node.Role.String()))
 	case !fits(s.next[node.Role], node.Role):
 		return fmt.Sprintf("%d nodes of its role have been in the cluster, all that there can be: start another cluster", wire.MaxWorkers)
-	case node.Role == RoleWorker && s.kept() != "":
-		return "the aggregators keep " + s.kept() + ", and the cluster takes no further workers then"
 	}
 	return ""
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -152,11 +151,6 @@ func TestAnAdmissionIsCalledOff(t *testing.T) {
 			w[0].Arrived(1, wire.Rounds{Counts: []uint32{3}, Last: []uint64{8}})
 			w[1].Arrived(1, wire.Rounds{Counts: []uint32{3}, Last: []uint64{9}})
 		}, "worker 2: worker 0 and worker 1 have come to admit() with different numbers of pushes: every program has to call it at the same place"},
-		"aggregators keep something": {func(b *bench, w []*Postoffice, _ *Postoffice) {
-			w[0].Stateful("the clock of key 3")
-			w[0].Arrived(1, wire.Rounds{})
-			w[1].Arrived(1, wire.Rounds{})
-		}, "worker 2: the aggregators keep the clock of key 3, and the cluster takes no further workers then"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 1, func(b *bench) {
@@ -258,21 +252,13 @@ func TestAServerComesWhileAWorkerDies(t *testing.T) {
 	})
 }
 
-// Tensors that are not sync have a clock for each worker of the start: none is declared after one was admitted. The death of a newcomer that
-// was not changes nothing.
-func TestClocksAreThoseOfTheStart(t *testing.T) {
-	l := newLedger(2)
-	async := wire.Tensor{Bytes: 4, DType: wire.Int32, Policy: wire.Async}
-	l.bury(2)
-	if reason := l.refusal(async); reason != "" {
-		t.Errorf("after the death of a newcomer: %s", reason)
-	}
+// A tensor whose aggregators have a clock of each worker can be declared whoever has died and come.
+func TestAClockAfterChanges(t *testing.T) {
+	l, async := newLedger(2), wire.Tensor{Bytes: 4, DType: wire.Int32, Policy: wire.Async}
+	l.bury(0)
 	l.join(3)
-	if reason := l.refusal(async); !strings.Contains(reason, "a worker was admitted, and consistency async needs all workers") {
-		t.Errorf("after an admission: %q", reason)
-	}
-	async.Policy = wire.Sync
-	if reason := l.refusal(async); reason != "" {
-		t.Errorf("sync: %s", reason)
+	l.declare(time.Time{}, 1, 5, async)
+	if replies, _ := l.declare(time.Time{}, 3, 5, async); len(replies) != 1 || replies[0].meta.GetDeclared() == nil {
+		t.Errorf("the answer: %v", replies)
 	}
 }

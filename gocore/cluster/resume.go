@@ -378,9 +378,6 @@ func (s *Scheduler) rebuildLedger(r *resumption) {
 	for _, id := range s.workers() {
 		s.ledger.ranks = append(s.ledger.ranks, s.members[id].Rank())
 	}
-	if s.epoch > 0 {
-		s.ledger.changed = "workers have died or were admitted"
-	}
 	for key, t := range r.tensors {
 		if t.decision <= r.best.number && t.term == termAt(r.best.terms, t.decision) {
 			s.ledger.agreed[key] = t.agreement

@@ -18,6 +18,7 @@ import (
 // rounds of its own (bounded, async), it answers each contribution to its worker alone.
 // The receive loop's thread makes all calls.
 type Aggregator struct {
+	self    uint32
 	members *aggregate.Members
 	workers atomic.Pointer[[]uint32] // node ids of the members, which receive sums
 	plane   DataPlane
@@ -29,7 +30,6 @@ type Aggregator struct {
 	replies []store.Reply              // scratch
 	held    map[uint32][]aggregate.Sum // by tensor: sums that wait for the tensor's last; nil: none has to wait
 
-	self     uint32
 	backup   *backup                 // nil: there are no replicas; see backup.go
 	replicas map[uint32]*store.Store // of the aggregators whose backup this one is
 	adopted  map[uint32]bool         // aggregators that have died: what still arrives from them comes too late
@@ -39,14 +39,14 @@ type Aggregator struct {
 	}
 }
 
-// NewAggregator makes the aggregator of a node, for the workers that are members. With
+// NewAggregator makes the aggregator of the node self, for the workers that are members. With
 // hold, the sums of a tensor leave only when all of them are complete, as in systems
 // that send whole tensors only.
-func NewAggregator(members *aggregate.Members, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
+func NewAggregator(self uint32, members *aggregate.Members, plane DataPlane, hold bool, log *slog.Logger) *Aggregator {
 	pool, now := aggregate.NewPool(), time.Now()
 	a := &Aggregator{
-		members: members, plane: plane, log: log,
-		pool: pool, slots: aggregate.NewSlots(members, pool, now), store: store.New(members.Size(), pool, now),
+		self: self, members: members, plane: plane, log: log,
+		pool: pool, slots: aggregate.NewSlots(members, pool, now), store: store.New(members.Ranks(), pool, now),
 	}
 	a.changed()
 	if hold {
@@ -64,16 +64,28 @@ func (a *Aggregator) changed() {
 	a.workers.Store(&workers)
 }
 
-// Bury begins an epoch without a worker, which is dead, and Join one with a new worker; from any goroutine. See aggregate.Members.
-func (a *Aggregator) Bury(rank int) {
+// Bury begins an epoch without a worker, which is dead, and Join one with a new worker; from any goroutine. See aggregate.Members. done is closed
+// when the aggregator has taken note of it in all that it keeps.
+func (a *Aggregator) Bury(rank int) (done <-chan struct{}) {
 	a.members.Bury(rank)
 	a.changed()
+	return a.do(func() {
+		if a.backup == nil { // else Succeed follows
+			a.buryRank(rank)
+		}
+	})
 }
 
 // Join is described at Bury.
-func (a *Aggregator) Join(rank int) {
+func (a *Aggregator) Join(rank int) (done <-chan struct{}) {
 	a.members.Join(rank)
 	a.changed()
+	return a.do(func() {
+		a.store.Join(rank)
+		for _, r := range a.replicas {
+			r.Join(rank)
+		}
+	})
 }
 
 // rankOf returns a worker's rank, -1 for other nodes, which aggregate.Slots refuses.

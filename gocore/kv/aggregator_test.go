@@ -32,7 +32,7 @@ func TestHeldSums(t *testing.T) {
 		{true, [][]uint32{nil, nil, {0x100, 0x101}, {0x100, 0x101, 0x200, 0x201}}},
 	} {
 		var sent sentPackets
-		a := NewAggregator(aggregate.NewMembers(2), &sent, tc.hold, slog.New(slog.DiscardHandler))
+		a := NewAggregator(8, aggregate.NewMembers(2), &sent, tc.hold, slog.New(slog.DiscardHandler))
 		h := Handler{Self: 8, Aggregator: a}
 		add := func(node, tensor, packet uint32) {
 			header := wire.Header{
@@ -80,7 +80,7 @@ func (s *sentMemory) Send(_ uint32, m transport.Outgoing) {
 func TestTheFirstPacketBecomesTheSum(t *testing.T) {
 	workers := []uint32{9, 11, 13}
 	var sent sentMemory
-	h := Handler{Self: 8, Aggregator: NewAggregator(aggregate.NewMembers(len(workers)), &sent, false, slog.New(slog.DiscardHandler))}
+	h := Handler{Self: 8, Aggregator: NewAggregator(8, aggregate.NewMembers(len(workers)), &sent, false, slog.New(slog.DiscardHandler))}
 	header := wire.Header{
 		Kind: wire.Contrib, DType: wire.Float32, Tensor: 1, Run: 1, RawLen: wire.PacketBytes, WireLen: wire.PacketBytes,
 	}

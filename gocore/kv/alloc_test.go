@@ -53,7 +53,7 @@ func roundAllocations(t *testing.T, packets int, policy wire.Policy, rule *store
 		Workers: []int{0}, Plan: shares, Lanes: []DataPlane{l}, Tickets: NewTickets(),
 		Declare: each(func(_ uint64, _ wire.Tensor, done func(uint32, error)) { done(1, nil) }),
 	})
-	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator(aggregate.NewMembers(1), l, false, slog.New(slog.DiscardHandler))}
+	l.handler = Handler{Self: 9, Worker: w, Aggregator: NewAggregator(9, aggregate.NewMembers(1), l, false, slog.New(slog.DiscardHandler))}
 	array := make([]byte, packets*wire.PacketBytes)
 	finish := func(ticket *Ticket, err error) {
 		if err != nil {

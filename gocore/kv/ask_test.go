@@ -257,7 +257,7 @@ func (s *answers) Send(node uint32, m transport.Outgoing) {
 
 func TestUnknownAskIsRefused(t *testing.T) {
 	var sent answers
-	a := NewAggregator(aggregate.NewMembers(2), &sent, false, slog.New(slog.DiscardHandler))
+	a := NewAggregator(8, aggregate.NewMembers(2), &sent, false, slog.New(slog.DiscardHandler))
 	h := Handler{Self: 8, Aggregator: a}
 	header := wire.Header{Kind: wire.Ask, Op: 99, Tensor: 1, Packet: 2, Run: 1, Number: 3, Priority: 4, RawLen: 5, WireLen: 5}
 	put := func(node uint32) error {

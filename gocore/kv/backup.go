@@ -63,9 +63,9 @@ const copiesAtOnce = 64
 
 // BackUp gives the aggregator its first backup (0: there is nobody), before any packet arrives. onWhole is called when another backup that follows it, or this one after it was without
 // some packets, has everything that the aggregator had in an epoch; it must not block.
-func (a *Aggregator) BackUp(self, node uint32, onWhole func(node uint32, epoch int)) {
+func (a *Aggregator) BackUp(node uint32, onWhole func(node uint32, epoch int)) {
 	a.backup = &backup{changes: map[store.PacketID]*changes{}, tensors: map[uint32]*urgency{}, missing: map[store.PacketID]bool{}, onWhole: onWhole}
-	a.self, a.backup.node, a.backup.whole = self, node, node != none
+	a.backup.node, a.backup.whole = node, node != none
 	a.store.Replicates = true
 	a.replicas, a.adopted = map[uint32]*store.Store{}, map[uint32]bool{}
 }

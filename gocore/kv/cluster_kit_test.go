@@ -48,7 +48,7 @@ func newCluster(t *testing.T, workerShares, serverShares []uint32, pick func(int
 		t.Fatal(err)
 	}
 	attach := func(node uint32, w *Worker, plane *mem.Plane, watch func(h *wire.Header)) {
-		a := NewAggregator(aggregate.NewMembers(len(ids)), plane, false, log)
+		a := NewAggregator(node, aggregate.NewMembers(len(ids)), plane, false, log)
 		c.aggregators = append(c.aggregators, a)
 		s := &spy{watch: watch, Handler: Handler{
 			Self: node, Worker: w, Aggregator: a,

@@ -27,7 +27,7 @@ func FuzzAsk(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, op, codec uint8, tensor, packet uint32, part uint16, bytes uint32, payload []byte) {
 		var sent answers
-		a := NewAggregator(aggregate.NewMembers(1), &sent, false, slog.New(slog.DiscardHandler))
+		a := NewAggregator(8, aggregate.NewMembers(1), &sent, false, slog.New(slog.DiscardHandler))
 		h := Handler{Self: 8, Aggregator: a}
 		for id, dtype := range map[uint32]wire.DType{1: wire.Float32, 2: wire.Float16, 3: wire.Int8, 4: wire.Float32} {
 			first := wire.Header{Kind: wire.Empty, DType: dtype, Tensor: id, Run: 2, RawLen: 64, Policy: wire.Async}
@@ -115,7 +115,7 @@ func FuzzContributions(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, script []byte) {
 		var sent answers
-		a := NewAggregator(aggregate.NewMembers(2), &sent, false, slog.New(slog.DiscardHandler))
+		a := NewAggregator(8, aggregate.NewMembers(2), &sent, false, slog.New(slog.DiscardHandler))
 		a.Recover()
 		h := Handler{Self: 8, Aggregator: a}
 		for len(script) > wire.HeaderBytes {

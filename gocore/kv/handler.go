@@ -69,7 +69,7 @@ func (d *Handler) Local(h *wire.Header, payload []byte) error {
 }
 
 func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggregate.Buffer) error {
-	if d.Aggregator != nil && d.Aggregator.backup != nil {
+	if d.Aggregator != nil && (d.Aggregator.backup != nil || h.Kind == wire.Replicated) {
 		d.Aggregator.catchUp()
 	}
 	switch {
@@ -87,7 +87,7 @@ func (d *Handler) take(node uint32, h *wire.Header, payload []byte, owned *aggre
 		return d.Aggregator.kept(node, h, payload, owned)
 	case h.Kind == wire.Replica && d.Aggregator != nil:
 		return d.Aggregator.replica(node, h, payload, owned)
-	case h.Kind == wire.Replicated && d.Aggregator != nil && d.Aggregator.backup != nil:
+	case h.Kind == wire.Replicated && d.Aggregator != nil && (d.Aggregator.backup != nil || node == d.Self):
 		d.Aggregator.confirmed(node, h)
 		return nil
 	case h.Kind == wire.Recall && d.Worker != nil:

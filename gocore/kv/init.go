@@ -66,7 +66,7 @@ func (w *Worker) newTensor(d *Init) (o *operation, err error) {
 		return nil, err
 	}
 	if d.Row != 0 {
-		o, err = w.newTable(d)
+		o, err = w.initTable(d)
 	} else {
 		o = &operation{worker: w, tensor: newDense(uint64(len(d.Memory))), verb: verbInit}
 		if (w.Rank == 0 || w.Recovers) && !d.Zeros {

@@ -39,6 +39,8 @@ type tensorRecord struct {
 	DType       wire.DType
 	Policy      wire.Policy
 	Size        uint64
+	Row         int  // bytes of a row of a table; 0: it is no table
+	Updated     bool // the aggregators apply an optimiser to it
 	Next        uint64
 	Plan        uint16
 	Runs        []plan.Run
@@ -164,7 +166,12 @@ func (w *Worker) inventory() *inventory {
 	}
 	for _, id := range slices.Sorted(maps.Keys(w.mu.byID)) {
 		t := w.mu.byID[id]
-		r := tensorRecord{t.key, t.label, t.shape, t.dtype, t.policy, t.size, t.next, t.plan, t.runs, nil, t.lost}
+		r := tensorRecord{
+			Key: t.key, Name: t.label, Shape: t.shape, DType: t.dtype, Policy: t.policy, Size: t.size, Updated: t.ruled(), Next: t.next, Plan: t.plan, Runs: t.runs, Lost: t.lost,
+		}
+		if t.table != nil {
+			r.Size, r.Row = t.declaration().Bytes, t.table.row
+		}
 		for _, c := range t.changes {
 			r.Changes = append(r.Changes, planChange{c.number, c.first, c.runs})
 		}

@@ -187,7 +187,11 @@ func (w *Worker) adopt(data []byte) (e effects, err error) {
 func (w *Worker) adoptTensor(id uint32, r *tensorRecord, since []death) (ended []*Ticket) {
 	t := w.mu.byID[id]
 	if t == nil { // this program has not declared it yet
-		t = newDense(r.Size)
+		if r.Row > 0 {
+			t = newTable(r.Size, r.Row)
+		} else {
+			t = newDense(r.Size)
+		}
 		t.key, t.name, t.label, t.shape, t.dtype, t.policy, t.id = r.Key, wire.KeyText(r.Key, r.Name), r.Name, r.Shape, r.DType, r.Policy, id
 		w.mu.byKey[r.Key], w.mu.byID[id] = t, t
 	}
@@ -198,7 +202,7 @@ func (w *Worker) adoptTensor(id uint32, r *tensorRecord, since []death) (ended [
 		return runs
 	}
 	t.round, t.next, t.since = r.Next-1, r.Next, r.Next
-	t.plan, t.runs, t.lost, t.epoch = r.Plan, patched(r.Runs), r.Lost, w.mu.epoch
+	t.plan, t.runs, t.lost, t.epoch, t.updated = r.Plan, patched(r.Runs), r.Lost, w.mu.epoch, r.Updated
 	for _, c := range r.Changes {
 		t.changes = append(t.changes, change{c.Number, c.First, patched(c.Runs)})
 	}

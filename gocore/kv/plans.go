@@ -58,7 +58,7 @@ func (w *Worker) Promise() (begun wire.Rounds) {
 
 // moves reports whether the tensor's plan may change, once it has been pushed.
 func (t *tensor) moves() bool {
-	return t.table == nil && t.policy.Applied() == wire.Sync && (t.ruled() || t.offset == nil)
+	return t.table == nil && t.policy.Applied() == wire.Sync && (t.ruled() || !t.clockSet)
 }
 
 // Commit ends a promise: plan p holds for each tensor from its round in first on, and for tensors declared later from the start.

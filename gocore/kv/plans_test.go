@@ -279,9 +279,9 @@ func TestTensorsThatKeepTheirPlan(t *testing.T) {
 		"a plain sum":    {change: func(*tensor) {}, want: [2]bool{true, true}},
 		"async":          {change: func(t *tensor) { t.policy = wire.Async }},
 		"a table":        {change: func(t *tensor) { t.table = &table{} }},
-		"a set clock":    {change: func(t *tensor) { t.offset = []uint64{1, 1} }, want: [2]bool{false, false}},
+		"a set clock":    {change: func(t *tensor) { t.clockSet = true }, want: [2]bool{false, false}},
 		"an optimiser":   {change: func(t *tensor) { t.rule = &store.Rule{} }, want: [2]bool{true, true}},
-		"both":           {change: func(t *tensor) { t.rule, t.offset = &store.Rule{}, []uint64{1, 1} }, want: [2]bool{true, true}},
+		"both":           {change: func(t *tensor) { t.rule, t.clockSet = &store.Rule{}, true }, want: [2]bool{true, true}},
 		"no push so far": {change: func(t *tensor) { t.next = 1 }, want: [2]bool{false, true}, later: true},
 		"async, no push": {change: func(t *tensor) { t.policy, t.next = wire.Async, 1 }},
 	} {

@@ -12,7 +12,8 @@ import (
 // A plain push keeps its sum in memory of the tensor, for any number of pulls. Large memory comes from the kernel and goes
 // back at once when a push_pull follows, whose sum is not kept. Both happen without the lock: enter allocates
 // the memory before it queues the operation, and step frees the memory in Worker.mu.freed. No worker keeps the initial value:
-// the aggregators have it until the first round is complete, which needs a push of every worker, and an earlier pull asks them.
+// the aggregators have it until the first round is complete, which needs a push of every worker, and an earlier pull asks them. So does the pull of
+// a worker that was admitted later, if the aggregators keep weights.
 
 // largeBytes is the size from which memory comes from the kernel: for less, whole pages would be wasteful.
 const largeBytes = 64 << 10
@@ -32,7 +33,7 @@ func free(kept []byte) {
 
 // Pull copies the sum of this worker's last push of key to memory, without any message. After Init and before the first
 // push, it asks the aggregators for rank 0's values; under a policy other than Sync these include the other workers' pushes
-// so far.
+// so far. A worker that was admitted later gets the weights that the aggregators keep.
 func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (ticket *Ticket, err error) {
 	var copies func() // copies what has arrived already
 	w.step(func() (e effects) {
@@ -43,7 +44,7 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (ticket *Tick
 		if err == nil && t.last.verb == verbPushPull {
 			err = fault.New(fault.Value, "%s: the sum of its last push went to push_pull's own array and is not kept: push first", t.name)
 		}
-		if err == nil && t.last.verb == verbInit && t.since > 1 {
+		if err == nil && t.last.verb == verbInit && t.since > 1 && !t.stored() {
 			err = fault.New(fault.Value, "%s: this worker has not pushed since it was admitted, so that it has no sum: push first", t.name).With(t.about())
 		}
 		if err == nil && t.last.verb == verbInit && t.lost != "" {
@@ -79,6 +80,9 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (ticket *Tick
 	}
 	return ticket, err
 }
+
+// stored reports whether the aggregators keep weights of the tensor.
+func (t *tensor) stored() bool { return t.ruled() || t.policy.Applied() != wire.Sync }
 
 // copyWhole copies a whole sum to memory and ends the pull; until then no round overwrites the sum.
 func (w *Worker) copyWhole(o *operation, kept, memory []byte, ticket *Ticket) {

@@ -262,7 +262,7 @@ func (w *Worker) stateful(what string) {
 }
 
 // Recover prepares for the deaths of other aggregators, of whose packets this one gets some. It is called before any packet arrives.
-func (a *Aggregator) Recover() { a.store.Recovers = true }
+func (a *Aggregator) Recover() { a.store.Recovers, a.slots.Recovers = true, true }
 
 // have takes a worker's note about the sums that it has.
 func (a *Aggregator) have(node uint32, h *wire.Header) error {

@@ -71,9 +71,7 @@ func (a *Aggregator) apply(r *store.Store, h *wire.Header, payload []byte, owned
 // Succeed handles the death of another aggregator, with which an epoch begins: this one adopts the replica if it is the heir, and begins to copy what its backup,
 // from now on next (0: nobody), lacks. done is closed when that has begun. It may be called from any goroutine.
 func (a *Aggregator) Succeed(dead uint32, heir bool, next uint32, epoch int) (done <-chan struct{}) {
-	ended := make(chan struct{})
-	a.do(func() {
-		defer close(ended)
+	return a.do(func() {
 		var adopted []store.PacketID
 		if r := a.replicas[dead]; r != nil {
 			if heir {
@@ -92,7 +90,6 @@ func (a *Aggregator) Succeed(dead uint32, heir bool, next uint32, epoch int) (do
 			a.supply(adopted)
 		}
 	})
-	return ended
 }
 
 // buryRank has no push wait for a dead worker; rank is negative for a server.
@@ -112,12 +109,17 @@ func (a *Aggregator) buryRank(rank int) {
 	}
 }
 
-// do has the loop call f, which it does before the next packet.
-func (a *Aggregator) do(f func()) {
+// do has the loop call f. done is closed when it has returned.
+func (a *Aggregator) do(f func()) (done <-chan struct{}) {
+	ended := make(chan struct{})
 	a.todo.Lock()
-	a.todo.list = append(a.todo.list, f)
+	a.todo.list = append(a.todo.list, func() {
+		defer close(ended)
+		f()
+	})
 	a.todo.Unlock()
 	a.plane.Send(a.self, transport.Outgoing{Header: wire.Header{Kind: wire.Replicated, Run: 1, Priority: urgent}}) // wakes the loop
+	return ended
 }
 
 // catchUp does what do has left.

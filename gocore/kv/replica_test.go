@@ -37,7 +37,7 @@ func newBackups(m *mortal) *backups {
 	for i, s := range m.spies {
 		b.heard = append(b.heard, map[uint32]bool{})
 		b.whole[s.Self] = b.next(i)
-		m.aggregators[i].BackUp(s.Self, b.next(i), func(node uint32, epoch int) { b.report(s.Self, node, epoch) })
+		m.aggregators[i].BackUp(b.next(i), func(node uint32, epoch int) { b.report(s.Self, node, epoch) })
 	}
 	return b
 }

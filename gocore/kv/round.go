@@ -55,9 +55,9 @@ type tensor struct {
 	rate     float32     // the learning rate that the next rounds carry, if rated
 	rated    bool        // they carry one, if this worker leads
 
-	offset  []uint64  // by which Resume set each worker's clock off from the rounds; nil: it did not
-	held    bool      // a promise forbids to begin a round
-	handing *handOver // moves weights to other aggregators before the round's contributions leave; nil: none has to move
+	clockSet bool      // by Resume, on this worker: the aggregators keep what no worker has
+	held     bool      // a promise forbids to begin a round
+	handing  *handOver // moves weights to other aggregators before the round's contributions leave; nil: none has to move
 }
 
 // adopted reports whether the others had begun with the tensor when this worker was admitted.

@@ -34,8 +34,15 @@ type rowPull struct {
 	of   *tensor
 }
 
-// newTable makes a table with the rows of d.Memory, and the operation of its Init.
-func (w *Worker) newTable(d *Init) (*operation, error) {
+// newTable makes a tensor that is a table of so many bytes.
+func newTable(bytes uint64, row int) *tensor {
+	b := &table{row: row, rows: int(bytes) / row, perPacket: wire.RowsPerPacket(row)}
+	packets := (b.rows + b.perPacket - 1) / b.perPacket
+	return &tensor{table: b, packets: uint32(packets), size: uint64(packets) * wire.PacketBytes, got: make([]uint64, (packets+63)/64)}
+}
+
+// initTable makes a table with the rows of d.Memory, and the operation of its Init.
+func (w *Worker) initTable(d *Init) (*operation, error) {
 	name, row := wire.KeyText(d.Key, d.Name), d.Row
 	switch {
 	case d.DType.Bits() > 0:
@@ -43,17 +50,15 @@ func (w *Worker) newTable(d *Init) (*operation, error) {
 	case row < 0 || row > wire.PacketBytes || len(d.Memory)%row != 0:
 		return nil, fault.New(fault.Value, "%s: rows of %d bytes in a table of %d: 1 to %d are expected", name, row, len(d.Memory), wire.PacketBytes)
 	}
-	b := &table{row: row, rows: len(d.Memory) / row, perPacket: wire.RowsPerPacket(row)}
-	packets := (b.rows + b.perPacket - 1) / b.perPacket
-	t := &tensor{table: b, packets: uint32(packets), size: uint64(packets) * wire.PacketBytes, got: make([]uint64, (packets+63)/64)}
+	t := newTable(uint64(len(d.Memory)), row)
 	if t.size > wire.MaxTensorBytes {
 		return nil, fault.New(fault.Value, "%s: a table of %d bytes takes %d, at most %d", name, len(d.Memory), t.size, uint64(wire.MaxTensorBytes))
 	}
 	o := &operation{worker: w, tensor: t, verb: verbInit}
-	if w.Rank == 0 {
+	if w.Rank == 0 || w.Recovers {
 		o.source, o.borrowed = d.Memory, true
 		for p := range t.packets {
-			data := d.Memory[int(p)*b.perPacket*row:][:t.content(p)]
+			data := d.Memory[int(p)*t.table.perPacket*row:][:t.content(p)]
 			o.parts = append(o.parts, rowPart{p, len(data), data})
 		}
 	}
@@ -70,6 +75,9 @@ func (t *tensor) content(p uint32) int {
 
 // contributeRows is contribute of a table: o's parts, and EMPTY for the packets between them.
 func (t *tensor) contributeRows(o *operation, run plan.Run, out []sending) []sending {
+	if o.verb == verbInit && !o.worker.leads() {
+		return t.zeros(o, run, out)
+	}
 	next, end := run.First, run.First+run.Count
 	first, _ := slices.BinarySearchFunc(o.parts, next, func(p rowPart, packet uint32) int { return cmp.Compare(p.packet, packet) })
 	for _, p := range o.parts[first:] {

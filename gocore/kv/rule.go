@@ -113,7 +113,7 @@ func (w *Worker) pick(keys []uint64, good func(t *tensor) error) (tensors []*ten
 		last = fault.New(fault.Value, "no key is initialised: call init(key, array) on every worker first")
 	}
 	for _, key := range keys {
-		t, err := w.find(key)
+		t, err := w.initialised(key) // a newcomer, too, runs the program of the others
 		if err == nil && w.leads() {
 			err = good(t)
 		}

@@ -148,7 +148,7 @@ func newBench(t *testing.T, workers, packets, aggregators int) *bench {
 	for a := range aggregators {
 		id := serverID(a)
 		shares = append(shares, plan.Share{Node: id, Share: 1})
-		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(aggregate.NewMembers(workers), plane{b, id}, false, log)}
+		b.nodes[id] = &Handler{Self: id, Aggregator: NewAggregator(id, aggregate.NewMembers(workers), plane{b, id}, false, log)}
 	}
 	cut, err := plan.New(shares)
 	if err != nil {

@@ -19,12 +19,13 @@ import (
 func (w *Worker) Clock(key uint64, clock []byte) (*Ticket, error) {
 	i := &inquiry{about: fmt.Sprintf("the clock of %s", w.nameOf(key)), memory: clock}
 	i.take = func(_ *ask, payload []byte) error {
-		if len(payload) != len(clock) {
-			return fault.New(fault.Value, "%s: there are %d workers, and room for %d bytes", i.about, len(payload)/8, len(clock))
+		known := len(payload) / 8
+		if known == 0 || len(payload) > len(clock) {
+			return fault.New(fault.Value, "%s: there are %d workers, and room for %d bytes", i.about, known, len(clock))
 		}
-		for at := 0; at < len(clock); at += 8 {
-			now := min(binary.LittleEndian.Uint64(clock[at:]), binary.LittleEndian.Uint64(payload[at:]))
-			binary.LittleEndian.PutUint64(clock[at:], now)
+		for rank := range len(clock) / 8 {
+			its := binary.LittleEndian.Uint64(payload[8*min(rank, known-1):]) // a server that has come later does not know of the dead before it
+			binary.LittleEndian.PutUint64(clock[8*rank:], min(its, binary.LittleEndian.Uint64(clock[8*rank:])))
 		}
 		return nil
 	}
@@ -45,12 +46,7 @@ func (w *Worker) Resume(key uint64, clock []byte) (*Ticket, error) {
 			err = fault.New(fault.Busy, "%s: a part of it is about to move to other aggregators: try again after the next push", t.name).With(t.about())
 		}
 		if err == nil {
-			t.offset = make([]uint64, len(clock)/8)
-			for rank := range t.offset {
-				t.offset[rank] = binary.LittleEndian.Uint64(clock[8*rank:]) - t.round // it may wrap around, as on the aggregators
-			}
-		}
-		if err == nil {
+			t.clockSet = true
 			w.stateful(i.about)
 		}
 		return t.aboutClock(wire.AskResume, clock), err

@@ -388,7 +388,7 @@ func TestZeroSum(t *testing.T) {
 
 func TestPacketsThatThisNodeDoesNotTake(t *testing.T) {
 	worker := newDesk(t, 0).ready(1)
-	server := Handler{Self: 8, Aggregator: NewAggregator(aggregate.NewMembers(2), worker, false, worker.Log)}
+	server := Handler{Self: 8, Aggregator: NewAggregator(8, aggregate.NewMembers(2), worker, false, worker.Log)}
 	for _, c := range []struct {
 		name    string
 		handler *Handler

@@ -41,7 +41,7 @@ func (n *Node) runAlone() error {
 		},
 	})
 	plane.Attach(&kv.Handler{
-		Self: aloneID, Worker: worker, Aggregator: kv.NewAggregator(aggregate.NewMembers(1), plane, false, n.log),
+		Self: aloneID, Worker: worker, Aggregator: kv.NewAggregator(aloneID, aggregate.NewMembers(1), plane, false, n.log),
 		OnLost: func(uint32, error) {}, OnFailed: n.onDataPlaneFailed,
 	})
 	if err := n.setIfOpen(func() { n.mu.alone, n.mu.worker, n.mu.state, n.mu.hasJoined = network, worker, joined, true }); err != nil {

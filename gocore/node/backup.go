@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"fptps/gocore/cluster"
-	"fptps/gocore/fault"
 )
 
 // In a cluster with replicas every node has a backup (kv/backup.go, cluster/backup.go). It is chosen once, and again when it dies.
@@ -19,7 +18,7 @@ func (n *Node) backUp(t *tensors, view cluster.View) {
 	n.mu.backup = backup
 	n.mu.Unlock()
 	for lane, h := range t.lanes {
-		h.Aggregator.BackUp(uint32(view.Self), uint32(backup), func(node uint32, epoch int) { n.onBackedUp(lane, int(node), epoch) })
+		h.Aggregator.BackUp(uint32(backup), func(node uint32, epoch int) { n.onBackedUp(lane, int(node), epoch) })
 	}
 }
 
@@ -61,13 +60,8 @@ func (n *Node) succeed(ctx context.Context, b cluster.Burial) error {
 		if h.Aggregator == nil {
 			continue
 		}
-		select {
-		case <-h.Aggregator.Succeed(uint32(b.ID), b.Heir == view.Self, uint32(backup), epoch):
-		case <-ctx.Done():
-			if n.ctx.Err() != nil { // the node closes
-				return nil
-			}
-			return fault.New(fault.Internal, "the receive loop has not taken over the replica of %s", cluster.Name(b.ID))
+		if err := n.awaitLoop(ctx, h.Aggregator.Succeed(uint32(b.ID), b.Heir == view.Self, uint32(backup), epoch)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -60,8 +60,11 @@ func (n *Node) bury(b cluster.Burial) error {
 	}
 	if b.Epoch > 0 {
 		for _, h := range handlers {
-			if h.Aggregator != nil {
-				h.Aggregator.Bury(wire.RankOfWorker(b.ID))
+			if h.Aggregator == nil {
+				continue
+			}
+			if err := n.awaitLoop(ctx, h.Aggregator.Bury(wire.RankOfWorker(b.ID))); err != nil {
+				return err
 			}
 		}
 		if err := n.succeed(ctx, b); err != nil {
@@ -74,6 +77,19 @@ func (n *Node) bury(b cluster.Burial) error {
 	}
 	if b.Epoch > 0 {
 		n.survived(post, worker, b.Epoch)
+	}
+	return nil
+}
+
+// awaitLoop waits until the receive loop has done something.
+func (n *Node) awaitLoop(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+	case <-ctx.Done():
+		if n.ctx.Err() != nil { // the node closes
+			return nil
+		}
+		return fault.New(fault.Internal, "the receive loop has stood still for %v", reconnectTime)
 	}
 	return nil
 }

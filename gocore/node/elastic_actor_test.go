@@ -32,11 +32,14 @@ type actor struct {
 	cut        map[uint32]bool
 	points     points
 	backup     int  // 0: none, or there are no replicas
+	whole      int  // the backup that has everything; 0: none
+	id         int  // of the node
 	epoch      int  // the last one that has begun here
 	late       bool // it has come when the others had begun, and takes no part yet
 	reached    int  // the last step with a barrier
 	began      bool // it is past the start, and may die
 	full       bool // it has the state of the training
+	attached   bool // it takes packets
 	dead       bool
 	finished   bool
 }
@@ -45,6 +48,18 @@ func (a *actor) isDead() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.dead
+}
+
+// isThere reports whether a newcomer takes packets, or never will.
+func (c *company) isThere(id int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range c.actors {
+		if a.id == id {
+			return a.attached || a.dead
+		}
+	}
+	return c.over
 }
 
 func (a *actor) isLate() bool {
@@ -84,8 +99,8 @@ func (a *actor) live(config cluster.Config) error {
 	}
 	a.mu.Lock()
 	a.late = view.Me().Newcomer
-	a.post, a.cut = post, map[uint32]bool{}
-	a.aggregator = kv.NewAggregator(members, plane, false, a.config.Log)
+	a.post, a.cut, a.id = post, map[uint32]bool{}, view.Self
+	a.aggregator = kv.NewAggregator(uint32(view.Self), members, plane, false, a.config.Log)
 	a.aggregator.Recover()
 	if a.role == cluster.RoleWorker {
 		create := kv.NewWorker
@@ -100,18 +115,20 @@ func (a *actor) live(config cluster.Config) error {
 					post.Declare([]cluster.Declaration{cluster.Declaration(d)})
 				}
 			},
-			Name: func(node uint32) string { return cluster.Name(int(node)) },
+			Name: func(node uint32) string { return cluster.Name(int(node)) }, Stateful: post.Stateful,
 		})
 	}
 	if view.Replicates {
 		if !view.Me().Newcomer {
 			a.backup = view.BackupFor(view.Self)
+			a.whole = a.backup
 		}
-		a.aggregator.BackUp(uint32(view.Self), uint32(a.backup), func(node uint32, epoch int) { post.BackedUp(int(node), epoch) })
+		a.aggregator.BackUp(uint32(a.backup), a.backedUp)
 	}
 	plane.Attach(&door{a, &kv.Handler{
 		Self: uint32(view.Self), Worker: a.worker, Aggregator: a.aggregator, OnLost: func(uint32, error) {}, OnFailed: func(err error) { a.t.Errorf("%s: %v", cluster.Name(view.Self), err) },
 	}})
+	a.attached = true
 	a.mu.Unlock()
 	close(a.ready)
 	for _, m := range view.Members {
@@ -226,6 +243,7 @@ func (a *actor) events() cluster.Events {
 	}
 	return cluster.Events{
 		Lost: func(id int, why string) {
+			a.loses(why)
 			go withWorker(func(w *kv.Worker) { w.Fail(fmt.Errorf("%s was lost: %s", cluster.Name(id), why)) })
 		},
 		Buried: func(b cluster.Burial) {
@@ -245,7 +263,7 @@ func (a *actor) events() cluster.Events {
 				a.cut[uint32(id)] = true
 				a.mu.Unlock()
 				if epoch > 0 {
-					a.aggregator.Bury(wire.RankOfWorker(id))
+					<-a.aggregator.Bury(wire.RankOfWorker(id))
 					a.succeed(b)
 				}
 				if a.worker != nil {
@@ -272,6 +290,9 @@ func (a *actor) events() cluster.Events {
 			a.members.Go(func() {
 				<-a.ready
 				a.pause(5)
+				for !a.isThere(m.ID) {
+					time.Sleep(time.Millisecond)
+				}
 				a.post.Linked(m)
 			})
 		},
@@ -284,7 +305,7 @@ func (a *actor) events() cluster.Events {
 				rank := -1
 				if m.Role == cluster.RoleWorker {
 					rank = m.Rank()
-					a.aggregator.Join(rank)
+					<-a.aggregator.Join(rank)
 				}
 				if a.worker != nil {
 					a.worker.Join(uint32(m.ID), rank)
@@ -337,12 +358,27 @@ func (a *actor) events() cluster.Events {
 func (a *actor) succeed(b cluster.Burial) {
 	view := a.post.View()
 	a.epoch = max(a.epoch, b.Epoch)
+	a.mu.Lock()
+	if b.ID != 0 && (b.Heir == view.Self || a.whole == b.ID) {
+		a.whole = 0
+	}
+	if b.Heir == view.Self {
+		delete(a.orphans, b.ID)
+	}
+	a.mu.Unlock()
 	if a.backup == b.ID || a.backup == 0 {
 		a.backup = view.BackupFor(view.Self)
 	}
 	if view.Replicates {
 		<-a.aggregator.Succeed(uint32(b.ID), b.Heir == view.Self, uint32(a.backup), a.epoch)
 	}
+}
+
+func (a *actor) backedUp(node uint32, epoch int) {
+	a.mu.Lock()
+	a.whole = int(node)
+	a.mu.Unlock()
+	a.post.BackedUp(int(node), epoch)
 }
 
 func (a *actor) survived(epoch int) {

@@ -16,6 +16,7 @@ type program struct {
 	*actor
 	newcomer bool
 	step     int
+	weighted weighted
 }
 
 // await waits for a ticket.
@@ -32,7 +33,9 @@ func (p *program) await(ticket *kv.Ticket) error {
 	return err
 }
 
-func elements(key uint64) int { return []int{1, 5000, 9001, 700}[key] } // one packet to three
+func elements(key uint64) int { // one packet to three
+	return map[uint64]int{0: 1, 1: 5000, 2: 9001, 3: 700, ruledKey: 9001, asyncKey: 5000}[key]
+}
 
 func (p *program) init(key uint64) error {
 	tickets, err := p.worker.InitAll([]kv.Init{{Key: key, DType: wire.Int32, Memory: make([]byte, 4*elements(key))}})
@@ -74,6 +77,9 @@ func (p *program) train() error {
 			return err
 		}
 	}
+	if err := p.initWeights(); err != nil {
+		return err
+	}
 	for ; p.step < companySteps; p.step++ {
 		if err := p.admit(); err != nil {
 			return err
@@ -82,6 +88,9 @@ func (p *program) train() error {
 			return fmt.Errorf("rank %d, step %d: %w", p.worker.Rank, p.step, err)
 		}
 		if err := p.rounds(); err != nil {
+			return fmt.Errorf("rank %d: %w", p.worker.Rank, err)
+		}
+		if err := p.pushWeights(); err != nil {
 			return fmt.Errorf("rank %d: %w", p.worker.Rank, err)
 		}
 		p.pause(4)
@@ -142,7 +151,7 @@ func (p *program) admit() error {
 		p.mu.Lock()
 		p.full = true
 		p.mu.Unlock()
-		return nil
+		return p.pullWeights()
 	}
 	return err
 }

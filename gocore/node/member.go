@@ -290,7 +290,7 @@ func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*
 		h := n.handler(view)
 		h.Worker = t.worker
 		if slices.Contains(t.sums, h.Self) {
-			h.Aggregator = kv.NewAggregator(aggregate.NewMembersAt(view.Epoch, ranksOf(view.Workers())), lane, n.config.WholeSums, n.log)
+			h.Aggregator = kv.NewAggregator(uint32(view.Self), aggregate.NewMembersAt(view.Epoch, ranksOf(view.Workers())), lane, n.config.WholeSums, n.log)
 			if view.Recovers {
 				h.Aggregator.Recover()
 			}

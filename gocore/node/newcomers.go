@@ -120,8 +120,12 @@ func (n *Node) onAdmitted(m cluster.Member, epoch int, points uint64) {
 		rank := -1
 		if m.Role == cluster.RoleWorker {
 			rank = m.Rank()
+			ctx, cancel := context.WithTimeout(n.ctx, reconnectTime)
+			defer cancel()
 			for _, h := range handlers {
-				h.Aggregator.Join(rank)
+				if err := n.awaitLoop(ctx, h.Aggregator.Join(rank)); err != nil {
+					return err
+				}
 			}
 		}
 		if worker != nil {

@@ -35,7 +35,7 @@ const (
 
 func besideCopy(b *testing.B, rule Rule) {
 	pool := aggregate.NewPool()
-	s := New(1, pool, time.Now())
+	s := New([]int{0}, pool, time.Now())
 	gradients, replies := make([]*aggregate.Buffer, benchPackets), make([]*aggregate.Buffer, benchPackets)
 	header := wire.Header{Kind: wire.Sum, DType: wire.Float32, Run: 1, Contributors: 1, RawLen: wire.PacketBytes, WireLen: wire.PacketBytes}
 	complete := func(p int, round uint64, buffer *aggregate.Buffer) *aggregate.Buffer {

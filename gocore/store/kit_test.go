@@ -30,7 +30,7 @@ const (
 
 func newRig(t *testing.T, workers int, policy wire.Policy, dtype wire.DType, initial []float64) *rig {
 	pool := aggregate.NewPool()
-	r := &rig{t, pool, dtype, policy, New(workers, pool, time.Time{})}
+	r := &rig{t, pool, dtype, policy, New(ranksTo(workers), pool, time.Time{})}
 	r.complete(0, initial, nil)
 	return r
 }
@@ -131,4 +131,12 @@ func (r *rig) end() {
 	if lent, held := r.pool.Lent(), r.BufferCount(); lent != held {
 		r.t.Errorf("%d buffers are lent, the store holds %d", lent, held)
 	}
+}
+
+// ranksTo lists the ranks of so many workers.
+func ranksTo(workers int) (ranks []int) {
+	for rank := range workers {
+		ranks = append(ranks, rank)
+	}
+	return ranks
 }

@@ -36,7 +36,7 @@ func TestZerosTakeNoMemory(t *testing.T) {
 		}, 1},
 	} {
 		pool := aggregate.NewPool()
-		r := &rig{t, pool, wire.Float32, wire.Sync, New(2, pool, time.Time{})}
+		r := &rig{t, pool, wire.Float32, wire.Sync, New([]int{0, 1}, pool, time.Time{})}
 		r.owned([]float64{9, 9}).Release() // memory that is no zeros
 		header := *r.contribution(0, 8)
 		header.Kind, header.WireLen = wire.Sum, 0

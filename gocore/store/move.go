@@ -1,6 +1,7 @@
 package store
 
 import (
+	"maps"
 	"math"
 	"slices"
 
@@ -22,6 +23,7 @@ type Arrival struct {
 	Rule    *Rule       `json:"rule,omitempty"`
 	Offset  []uint64    `json:"clock_offset,omitempty"` // for each worker; nil: the clock was not set
 	Arrived []uint64    `json:"arrived,omitempty"`      // Bounded and Async: the last round of each worker that was applied
+	Dead    []int       `json:"dead,omitempty"`         // ranks that the aggregator takes for dead, some of which may yet be admitted
 	Arrays  []int       `json:"arrays,omitempty"`       // that follow, in chunks; others are as at the start
 }
 
@@ -46,10 +48,19 @@ func ParseArrival(text []byte) (Arrival, error) {
 		return Arrival{}, fault.New(fault.Value, "a moved packet of %d bytes of %v", a.Bytes, a.DType)
 	case !a.hasArrays():
 		return Arrival{}, fault.New(fault.Value, "a moved packet with the arrays %v", a.Arrays)
+	case !goodClock(a.Offset) || !goodClock(a.Arrived):
+		return Arrival{}, fault.New(fault.Value, "a moved packet with the clock of %d workers and the rounds of %d", len(a.Offset), len(a.Arrived))
+	case len(a.Dead) > wire.MaxWorkers || slices.ContainsFunc(a.Dead, func(rank int) bool { return rank < 0 || rank >= wire.MaxWorkers }):
+		return Arrival{}, fault.New(fault.Value, "a moved packet with the dead ranks %v", a.Dead)
 	case a.Round == math.MaxUint64 || !wire.GoodLearningRate(a.Rate):
 		return Arrival{}, fault.New(fault.Value, "a moved packet with round %d and a learning rate of %v", a.Round, a.Rate)
 	}
 	return a, nil
+}
+
+// goodClock reports whether a list, if there is one, may have something of each worker.
+func goodClock(list []uint64) bool {
+	return list == nil || len(list) > 0 && len(list) <= wire.MaxWorkers
 }
 
 // hasArrays reports whether all arrays are ones that such weights may have.
@@ -87,7 +98,7 @@ func (s *Store) describe(id, number uint32) Arrival {
 	s.keep(p)
 	a := Arrival{
 		DType: t.dtype, Policy: t.policy, Codec: t.codec, Bytes: uint32(p.bytes()), Plan: p.plan, Round: p.round, Steps: p.steps, Rate: p.rate,
-		Rule: t.rule, Offset: t.clockOffset, Arrays: t.rule.Arrays(),
+		Rule: t.rule, Offset: t.clockOffset, Dead: slices.Sorted(maps.Keys(s.dead)), Arrays: t.rule.Arrays(),
 	}
 	for rank := range p.arrived {
 		a.Arrived = append(a.Arrived, t.lastApplied(p, rank, 0))
@@ -98,11 +109,6 @@ func (s *Store) describe(id, number uint32) Arrival {
 // Arrive makes a packet of weights that another aggregator has kept so far, or still keeps; Write sets its arrays. It replaces what an
 // earlier move has left of the packet. A packet that is here already with the round keeps its arrays: they are the same.
 func (s *Store) Arrive(id, number uint32, a Arrival) error {
-	for _, clock := range [][]uint64{a.Offset, a.Arrived} {
-		if clock != nil && len(clock) != s.workers {
-			return fault.New(fault.Value, "the clock is of %d workers, but this cluster has %d", len(clock), s.workers)
-		}
-	}
 	if (a.Arrived == nil) != (a.Policy == wire.Sync) {
 		return fault.New(fault.Value, "a moved packet of %v with the rounds of %d workers", a.Policy, len(a.Arrived))
 	}
@@ -113,13 +119,13 @@ func (s *Store) Arrive(id, number uint32, a Arrival) error {
 	case t.dtype != a.DType || t.policy != a.Policy || t.codec != a.Codec:
 		return fault.New(fault.Value, "a moved packet of %v, codec %d, %v, but the tensor here is of %v, codec %d, %v", a.DType, a.Codec, a.Policy, t.dtype, t.codec, t.policy)
 	}
-	t.rule, t.clockOffset = a.Rule, a.Offset
+	t.rule, t.clockOffset = a.Rule, s.welcomed(a.Offset, a.Dead)
 	if old := t.packets[number]; old.whole() && old.round == a.Round && a.Policy == wire.Sync {
 		old.plan = a.Plan
 		return nil
 	}
 	s.forget(t, number)
-	p := &packet{zeros: a.Bytes, plan: a.Plan, round: a.Round, weights: &weights{rate: a.Rate, steps: a.Steps, arrived: a.Arrived}}
+	p := &packet{zeros: a.Bytes, plan: a.Plan, round: a.Round, weights: &weights{rate: a.Rate, steps: a.Steps, arrived: s.welcomed(a.Arrived, a.Dead)}}
 	for _, chunk := range a.Chunks() {
 		p.incoming = append(p.incoming, chunk.Part)
 	}

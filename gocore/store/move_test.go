@@ -72,14 +72,14 @@ func TestAPacketComesBack(t *testing.T) {
 func TestArrivalsThatAreRefused(t *testing.T) {
 	r := newRig(t, 2, wire.Sync, wire.Float32, []float64{1, 2})
 	for name, change := range map[string]func(a *Arrival){
-		"the clock is of 3 workers":  func(a *Arrival) { a.Offset = make([]uint64, 3) },
+		"the clock of 1025 workers":  func(a *Arrival) { a.Offset = make([]uint64, wire.MaxWorkers+1) },
 		"but the tensor here is of":  func(a *Arrival) { a.DType = wire.Float64 },
 		"a moved packet of int32":    func(a *Arrival) { a.DType = wire.Int32 },
 		"there are no such weights":  func(a *Arrival) { a.DType = 255 },
 		"codec 7":                    func(a *Arrival) { a.Codec = 7 },
 		"invalid consistency":        func(a *Arrival) { a.Policy = wire.MaxDelay + 2 },
 		"the rounds of 0 workers":    func(a *Arrival) { a.Policy = wire.Async },
-		"the clock is of 1 workers":  func(a *Arrival) { a.Policy, a.Arrived = wire.Async, []uint64{1} },
+		"the rounds of 1025":         func(a *Arrival) { a.Policy, a.Arrived = wire.Async, make([]uint64, wire.MaxWorkers+1) },
 		"of 0 bytes":                 func(a *Arrival) { a.Bytes = 0 },
 		"of 6 bytes":                 func(a *Arrival) { a.Bytes = 6 },
 		"of 16388 bytes":             func(a *Arrival) { a.Bytes = wire.PacketBytes + 4 },

@@ -30,12 +30,6 @@ type Reply struct {
 // waited for it, and appends their replies to replies. A duplicate changes nothing. It gets no reply, unless this store may have been a replica: then
 // the worker repeats what another aggregator has not answered, and gets the present value. An error means that the peer violates the protocol.
 func (s *Store) Push(rank int, h *wire.Header, payload []byte, owned *aggregate.Buffer, replies []Reply) ([]Reply, error) {
-	if rank < 0 || rank >= s.workers {
-		if owned != nil {
-			owned.Release()
-		}
-		return replies, fmt.Errorf("a contribution of rank %d in a cluster of %d workers", rank, s.workers)
-	}
 	if h.Kind == wire.Empty {
 		return s.pushEmpty(rank, h, replies)
 	}
@@ -66,6 +60,9 @@ func (s *Store) pushEmpty(rank int, h *wire.Header, replies []Reply) ([]Reply, e
 func (s *Store) push(c pendingPush, replies []Reply) ([]Reply, error) {
 	h := &c.header
 	t, p, err := s.find(h, h.Policy)
+	if err == nil && (c.rank < 0 || c.rank >= len(p.arrived)) {
+		err = fmt.Errorf("a contribution of rank %d in a cluster of %d ranks", c.rank, len(p.arrived))
+	}
 	if err == nil && t.codec == wire.CodecRows && c.gradient != nil {
 		err = checkRows(h, c.gradient.Bytes)
 	}
@@ -98,18 +95,6 @@ func (s *Store) repeated(t *tensor, p *packet, c *pendingPush, at uint64, waits 
 		return nil
 	}
 	return []Reply{t.reply(p, c)}
-}
-
-// Bury has no push wait for a worker any more, which is dead. It appends the replies to the pushes that have waited for that worker.
-func (s *Store) Bury(rank int, replies []Reply) []Reply {
-	s.dead[rank] = true
-	for p, id := range s.waiting {
-		replies = s.advance(id, s.tensors[id], p, replies)
-	}
-	slices.SortFunc(replies, func(a, b Reply) int {
-		return cmp.Or(cmp.Compare(a.Header.Tensor, b.Header.Tensor), cmp.Compare(a.Header.Packet, b.Header.Packet))
-	})
-	return replies
 }
 
 // slowest is the least round that has arrived from a living worker.

@@ -14,8 +14,8 @@ import (
 
 // NewReplica makes an empty replica of another aggregator's store.
 func (s *Store) NewReplica() *Store {
-	r := New(s.workers, s.pool, s.now)
-	r.Recovers, r.Replicates = s.Recovers, s.Replicates
+	r := New(nil, s.pool, s.now)
+	r.Recovers, r.Replicates, r.ranks = s.Recovers, s.Replicates, s.ranks
 	maps.Copy(r.dead, s.dead)
 	return r
 }
@@ -27,13 +27,14 @@ type PacketID struct {
 
 // Adopt takes over all packets of a replica, and returns those of which it keeps something.
 func (s *Store) Adopt(replica *Store) (adopted []PacketID) {
+	s.grow(replica.ranks)
 	for id, theirs := range replica.tensors {
 		t := s.tensors[id]
 		if t == nil {
 			t = s.newTensor(id, theirs.policy, theirs.dtype, theirs.codec)
 		}
 		if t.rule == nil { // else both have the same
-			t.rule, t.clockOffset = theirs.rule, theirs.clockOffset
+			t.rule, t.clockOffset = theirs.rule, s.welcomed(theirs.clockOffset, nil)
 		}
 		for number, p := range theirs.packets {
 			own := t.packets[number]
@@ -46,8 +47,11 @@ func (s *Store) Adopt(replica *Store) (adopted []PacketID) {
 			p.plan = newest
 			s.forget(t, number)
 			t.packets[number] = p
-			if p.weights != nil && len(p.waiting) > 0 {
-				s.waiting[p] = id
+			if p.weights != nil {
+				p.arrived = s.welcomed(p.arrived, nil)
+				if len(p.waiting) > 0 {
+					s.waiting[p] = id
+				}
 			}
 			if keeping, _ := s.Keeps(id, number); keeping != Nothing {
 				adopted = append(adopted, PacketID{id, number})

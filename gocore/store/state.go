@@ -154,19 +154,21 @@ func (p *packet) stateArray(t *tensor, array int) []byte {
 	return p.state[array-ArrayState]
 }
 
-// Resume sets the clock of a tensor to that of a checkpoint; rounds that are applied later are added to it.
+// Resume sets the clock of a tensor to that of a checkpoint, with all ranks; rounds that are applied later are added to it.
 func (s *Store) Resume(id uint32, about wire.Clock, clock []uint64) error {
+	if len(clock) < s.ranks || len(clock) > wire.MaxWorkers {
+		return fault.New(fault.Value, "the clock is of %d workers, but this cluster has %d", len(clock), s.ranks)
+	}
+	s.grow(len(clock))
 	now := s.Clock(id, about)
-	switch {
-	case now == nil:
+	if now == nil {
 		return fault.New(fault.Key, "the tensor is not initialised on this aggregator")
-	case len(clock) != s.workers:
-		return fault.New(fault.Value, "the clock is of %d workers, but this cluster has %d", len(clock), s.workers)
 	}
 	t := s.tensors[id]
 	if t.clockOffset == nil {
-		t.clockOffset = make([]uint64, s.workers)
+		t.clockOffset = make([]uint64, s.ranks)
 	}
+	t.clockOffset = s.welcomed(t.clockOffset, nil)
 	for rank := range clock {
 		t.clockOffset[rank] += clock[rank] - now[rank] // it may wrap around, and wraps back when Clock adds it
 	}

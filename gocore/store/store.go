@@ -24,8 +24,8 @@ type Store struct {
 	// Replicates: the store of a dead aggregator is adopted by another one, so that workers repeat what they have no reply to.
 	Replicates bool
 
-	workers        int
-	dead           map[int]bool // ranks of workers
+	ranks          int          // of workers so far, those of dead ones included
+	dead           map[int]bool // of these ranks
 	pool           *aggregate.Pool
 	tensors        map[uint32]*tensor
 	waiting        map[*packet]uint32 // packets with contributions that wait for slower workers, and their tensors
@@ -67,9 +67,13 @@ type weights struct {
 	waiting []pendingPush // those of arrived that are not applied yet, at most one per worker
 }
 
-// New makes an empty store for a cluster of the given number of workers. now is the current time; Tick updates it.
-func New(workers int, pool *aggregate.Pool, now time.Time) *Store {
-	return &Store{workers: workers, dead: map[int]bool{}, pool: pool, tensors: map[uint32]*tensor{}, waiting: map[*packet]uint32{}, now: now, stallsReported: now}
+// New makes an empty store for a cluster with workers of the given ranks, ascending. now is the current time; Tick updates it.
+func New(ranks []int, pool *aggregate.Pool, now time.Time) *Store {
+	s := &Store{dead: map[int]bool{}, pool: pool, tensors: map[uint32]*tensor{}, waiting: map[*packet]uint32{}, now: now, stallsReported: now}
+	for _, rank := range ranks {
+		s.Join(rank)
+	}
+	return s
 }
 
 // Complete takes the sum of all workers' contributions and replaces it by the reply: the new weights if the tensor has a
@@ -159,7 +163,7 @@ func (s *Store) initPacket(sum *aggregate.Sum) {
 	sum.Buffer, h.WireLen = nil, 0
 	if sum.Policy != wire.Sync {
 		s.keep(p)
-		p.arrived = make([]uint64, s.workers)
+		p.arrived = make([]uint64, s.ranks)
 	}
 	t.packets[h.Packet] = p
 }
@@ -315,14 +319,14 @@ func Updatable(d wire.DType) bool {
 	return reduce.CanUpdate(d) || d == wire.Float16 || d == wire.BFloat16
 }
 
-// Clock returns, for each worker, the number of its rounds that are applied to all packets that about names; nil for an
+// Clock returns, for each rank, the number of its rounds that are applied to all packets that about names; nil for an
 // unknown tensor.
 func (s *Store) Clock(id uint32, about wire.Clock) []uint64 {
 	t := s.tensors[id]
 	if t == nil {
 		return nil
 	}
-	clock := slices.Repeat([]uint64{1<<64 - 1}, s.workers)
+	clock := slices.Repeat([]uint64{1<<64 - 1}, s.ranks)
 	lower := func(p *packet) {
 		for rank := range clock {
 			clock[rank] = min(clock[rank], t.lastApplied(p, rank, about.Complete))
@@ -339,8 +343,8 @@ func (s *Store) Clock(id uint32, about wire.Clock) []uint64 {
 	if known < about.Count {
 		lower(nil)
 	}
-	for rank := range t.clockOffset {
-		clock[rank] += t.clockOffset[rank]
+	for rank, offset := range s.welcomed(t.clockOffset, nil) {
+		clock[rank] += offset
 	}
 	return clock
 }
@@ -353,7 +357,7 @@ func (t *tensor) lastApplied(p *packet, rank int, complete uint64) uint64 {
 		return max(p.round, complete)
 	case t.policy == wire.Sync:
 		return complete
-	case p == nil:
+	case p == nil || rank >= len(p.arrived):
 		return 0
 	case p.isWaiting(rank):
 		return p.arrived[rank] - 1

@@ -154,6 +154,10 @@ class Session:
                 ticket.release()
             number = self.core.ended(handle, number)
 
+    def ranks_so_far(self) -> int:
+        """How many ranks there have been, those of dead workers included."""
+        return int(json.loads(self.core.info(self.usable()))["ranks"])
+
     def workers(self, epoch: int = -1) -> tuple[int, ...]:
         """The ranks of the workers, now or in an epoch: each death or admission of one begins another."""
         if self.handle and (epoch < 0 or epoch not in self._present):

@@ -71,7 +71,6 @@ class Tensors:
 
     def __init__(self) -> None:
         self.known: dict[int, Tensor] = {}
-        self.workers = 1
         self.waiting: dict[int, tuple[Ticket[None], tuple[object, ...]]] = {}  # inits that have not ended here
 
 

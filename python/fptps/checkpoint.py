@@ -8,8 +8,8 @@ For each key that has an optimiser, or a consistency other than "sync", the file
     "KEY.lr"        the learning rate of each packet (float64), where there is an optimiser
 
 and in its metadata, as JSON under "fptps", a description of every key: shape, dtype, consistency, optimiser, and the
-clock. A plain sum has only that: nothing of it outlives a round. Dtypes that safetensors does not have, complex ones
-among them, are raw bytes.
+clock of each worker that lives, in the order of ranks. A plain sum has only that: nothing of it outlives a round.
+Dtypes that safetensors does not have, complex ones among them, are raw bytes.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ class Tensor:
 def save(worker: KVWorker, path: str | os.PathLike[str], progress: Callable[[], None]) -> None:
     """Writes all that the aggregators keep; the old file stays until the new one is whole. Calls progress() often."""
     numbers = _numbers(worker)
-    tensors = {
-        key: _describe(worker, number, worker._clock(worker._tensors.known[number])) for key, number in numbers.items()
-    }
+    tensors = {key: _describe(worker, number, _clock_of_the_living(worker, number)) for key, number in numbers.items()}
     arrays = {key: tensor.arrays(key) for key, tensor in tensors.items()}
     if not any(arrays.values()):
         raise ValueError(
@@ -197,6 +195,11 @@ def refresh(worker: KVWorker, key: int) -> None:
 def _numbers(worker: KVWorker) -> dict[str, int]:
     """The core's number of each tensor, by the name of its key in the file."""
     return {known.name or str(number): number for number, known in worker._tensors.known.items()}
+
+
+def _clock_of_the_living(worker: KVWorker, number: int) -> list[int]:
+    clock = worker._clock(worker._tensors.known[number])
+    return [clock[rank] for rank in worker.workers]
 
 
 def _describe(worker: KVWorker, key: int, clock: list[int]) -> Tensor:
@@ -309,9 +312,9 @@ def _restore(
                     session.core.restore, memory, numbers[key], array.number, first, count, address, end - begin
                 ).result()
                 log.made(end - begin)
-        # With another number of workers the ranks mean other processes: all go on from the slowest clock.
-        same = len(tensor.clock) == worker._session.ranks
-        clock = np.array(tensor.clock if same else [min(tensor.clock)] * worker._session.ranks, np.uint64)
+        clock = np.full(session.ranks_so_far(), min(tensor.clock), np.uint64)
+        if len(tensor.clock) == len(worker.workers):  # else the ranks mean other processes: all go on from the slowest
+            clock[list(worker.workers)] = tensor.clock
         address = locate(clock, write=False).address
         session.submit(session.core.resume, clock, numbers[key], address, clock.nbytes).result()
 

@@ -389,12 +389,13 @@ class Namespace:
     def clock(self, key: Key) -> list[int]:
         """How many rounds of each worker are applied to the tensor, by rank: to every packet of it, on every node.
 
-        Asks the nodes that sum it. Raises KeyError for a key without init().
+        A worker that was admitted later has those before its admission, too; those of a dead one grow no more. Asks the
+        nodes that sum it. Raises KeyError for a key without init().
         """
         return self._clock(self._known(key))
 
     def _clock(self, known: Tensor) -> list[int]:
-        clock = np.empty(self._tensors.workers, np.uint64)
+        clock = np.empty(self._session.ranks_so_far(), np.uint64)
         address = locate(clock, write=True).address
         self._session.submit(
             self._session.core.clock, clock, known.number, address, clock.nbytes, key=known.key

@@ -77,10 +77,9 @@ class KVWorker(Namespace):
         self._num_servers = int(info["num_servers"])
         self._deterministic = bool(info["deterministic"])
         self._recovers = bool(info["recovers"])
-        self._tensors.workers = session.ranks
         hidden = Namespace(session, Tensors(), ("",), None)  # no name of a user's is empty
         self._collectives = Collectives(hidden, self._rank, session.ranks)
-        self._collectives.grow(int(info["ranks"]))
+        self._collectives.grow(session.ranks_so_far())
         self._admission = Admission(session, self._rank, bool(info["newcomer"]))
         self._collectives.begun = not self._admission.newcomer
         if not lonely and not self.newcomer:
@@ -148,7 +147,7 @@ class KVWorker(Namespace):
             _report.takes_part(self._rank)
         if admitted is not None:
             self._collectives.begun = True
-            self._collectives.grow(int(self._admission.info()["ranks"]))
+            self._collectives.grow(self._session.ranks_so_far())
         return admitted
 
     def leave(self) -> None:
@@ -225,8 +224,8 @@ class KVWorker(Namespace):
 
         All workers call it, between two rounds, and with the same tensors initialised as at the save; the numbers of
         workers and servers may differ. It begins when all have come. Rank 0 reads the file; the others wait as long as
-        it makes progress. clock() goes on from the saved one; in a cluster of another number of workers each of them
-        goes on from the slowest.
+        it makes progress. clock() goes on from the saved one, in the order of the workers' ranks; in a cluster of
+        another number of workers each of them goes on from the slowest.
 
         Raises, on every worker, CheckpointError for a file that is cut, foreign or does not fit, OSError for one that
         cannot be read, and BusyError while a push is in flight: nothing is changed then, on no node. TimeoutError as

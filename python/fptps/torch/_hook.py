@@ -24,9 +24,10 @@ class DDPState:
 
     def __init__(self, tensors: Namespace, model: torch.nn.Module) -> None:
         group = getattr(model, "process_group", None)
-        if group is not None and group.size() != tensors._tensors.workers:
+        workers = len(tensors._session.workers())
+        if group is not None and group.size() != workers:
             raise ValueError(
-                f"DDP trains with {group.size()} processes, and fptps has {tensors._tensors.workers} workers: start as "
+                f"DDP trains with {group.size()} processes, and fptps has {workers} workers: start as "
                 "many of one as of the other"
             )
         self._tensors = tensors

@@ -10,6 +10,7 @@ from torch import nn
 
 from ._optimizer import DistributedOptimizer
 from ._process import current
+from ._server import ServerOptimizer
 
 
 class State:
@@ -29,7 +30,10 @@ class State:
     def __init__(self, model: nn.Module, optimizer: DistributedOptimizer, **values: Any) -> None:
         if not isinstance(optimizer, DistributedOptimizer):
             raise TypeError(f"State: a DistributedOptimizer is expected, as prepare() makes it, not {optimizer!r}")
-        self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        on_servers = isinstance(
+            optimizer, ServerOptimizer
+        )  # whose state they keep: only learning rates are handed over
+        self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer.optimizer if on_servers else optimizer}
         self._names = list(values)
         if taken := [name for name in values if hasattr(self, name)]:
             raise ValueError(f"State: {taken[0]!r} cannot be the name of a value")
