@@ -354,7 +354,7 @@ def test_a_signal_before_a_replacement_starts():
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM, output
-    assert "started" not in output
+    assert "fptps: started" not in output
 
 
 def test_a_signal_drops_planned_restarts(gate):
@@ -391,7 +391,7 @@ train(lambda kv, workers: False, strike)
     code, output = run(program, "--restarts", 2, "-n", 2, "-s", 1, FPTPS_MIN_WORKERS="2")
     assert code == 128 + signal.SIGKILL, output
     assert "It leaves 1 worker, and FPTPS_MIN_WORKERS=2" in output
-    assert "started" not in output
+    assert "fptps: started" not in output
 
 
 def test_the_least_number_of_workers():

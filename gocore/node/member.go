@@ -154,6 +154,8 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	if err := n.setIfOpen(func() { n.mu.worker, n.mu.handlers, n.mu.view = t.worker, t.lanes, view }); err != nil {
 		return err
 	}
+	rank := view.Rank()
+	n.logRank.Store(&rank)
 	dial, accept := connections(view, t.sums)
 	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // lane 0 carries messages of apps too
 	for _, h := range t.lanes[1:] {

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from . import _report, checkpoint, stats
+from . import _logs, _report, checkpoint, stats
 from ._admission import Admission, Admitted
 from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
@@ -73,6 +73,7 @@ class KVWorker(Namespace):
             session.drop()
             raise
         self._rank = int(info["rank"])
+        _logs.identify(session, "worker", self._rank)
         session.ranks = int(info["num_workers"])
         self._num_servers = int(info["num_servers"])
         self._deterministic = bool(info["deterministic"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import IO, Final
 
 LONGEST: Final = 64 * 1024
@@ -73,3 +74,28 @@ class Printer:
             self._stream.flush()
             self._raw.write(data)
         self._stream.flush()
+
+
+class Source:
+    """One stream of output of a named process, on its way to a printer. frame: what to make of lines, in the place of
+    the name in front; None: the name in front."""
+
+    def __init__(self, name: str, frame: Callable[[list[bytes]], list[bytes]] | None, printer: Printer) -> None:
+        self._prefix = "" if frame else f"[{name}] "
+        self._frame = frame
+        self._splitter = LineSplitter()
+        self._printer = printer
+
+    def feed(self, data: bytes) -> None:
+        """Passes on what the process has written."""
+        lines, unfinished = self._splitter.feed(data)
+        self._lines(lines)
+        if not self._frame:
+            self._printer.progress(self._prefix, unfinished)
+
+    def end(self) -> None:
+        """Passes on the rest, as the stream has ended."""
+        self._lines(self._splitter.end())
+
+    def _lines(self, lines: list[bytes]) -> None:
+        self._printer.lines(self._prefix, self._frame(lines) if self._frame else lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -15,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from .. import _report
+from .. import _logs, _report
 from .._environment import REPORT
 from .._node import NO_WORKERS
 from ._commands import later
 from ._ending import KILL_S, Ending
 from ._folder import temporary_folder
-from ._output import LineSplitter, Printer
+from ._output import Printer, Source
 from ._process import Command, Process
 from ._restarts import Restarts
 
@@ -114,6 +115,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._out = Printer(sys.stdout if out is None else out)
         self._err = Printer(sys.stderr if err is None else err)
+        self._json = _logs.is_json(os.environ)
 
     def run(self) -> int:
         """Starts all processes and returns when all have ended: the worst exit code of those that ended by themselves,
@@ -239,9 +241,10 @@ class Supervisor:
             self._later[command.role] += 1
             process.later = self._later[command.role]
         self.processes.append(process)
-        for pipe, printer in ((started.stdout, self._out), (started.stderr, self._err)):
+        for pipe, printer, stream in ((started.stdout, self._out, "stdout"), (started.stderr, self._err, "stderr")):
             assert pipe is not None
-            self._selector.register(pipe, selectors.EVENT_READ, (f"[{process.name}] ", LineSplitter(), printer))
+            frame = _logs.framed(process.role, process.rank, stream) if self._json else None
+            self._selector.register(pipe, selectors.EVENT_READ, Source(process.name, frame, printer))
         return process
 
     def _pass_on(self, timeout: float) -> None:
@@ -250,14 +253,11 @@ class Supervisor:
             if key.fd == self._wake_read:
                 os.read(self._wake_read, 4096)
                 continue
-            prefix, splitter, printer = key.data
             data = os.read(key.fd, 65536)
             if data:
-                lines, unfinished = splitter.feed(data)
-                self._write(printer.lines, prefix, lines)
-                self._write(printer.progress, prefix, unfinished)
+                self._write(key.data.feed, data)
             else:
-                self._write(printer.lines, prefix, splitter.end())
+                self._write(key.data.end)
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
 
@@ -295,10 +295,10 @@ class Supervisor:
         names = _names([p for p in self.processes if p.returncode is None])
         if due is not None and names:
             if self.stopped_by is None or due == signal.SIGKILL:
-                self._tell(f"fptps: still running, ended by {signal.Signals(due).name}: {names}")
+                self.tell(f"fptps: still running, ended by {signal.Signals(due).name}: {names}")
             self._signal(due)
         elif self._patience is not None and now >= self._patience and names:
-            self._tell(f"fptps: still running, killed {self._kill:g} s after the signal, or by a second one: {names}")
+            self.tell(f"fptps: still running, killed {self._kill:g} s after the signal, or by a second one: {names}")
             self._patience = None
 
     def _died(self, process: Process, now: float) -> None:
@@ -308,7 +308,7 @@ class Supervisor:
         if self._may_restart and outlived and not process.left and not self._ending.planned:
             process.replaced = self._restarts.plan(now, process, now - self._starts[process].time)
             text += "" if process.replaced else ", and no restart is left"
-        self._tell(text)
+        self.tell(text)
         # The others would wait for it, as the cluster was never complete.
         stuck = self._may_restart and not process.replaced and not any(p.takes_part for p in self.processes)
         goes_on = process.spare or process.replaced or (outlived and self._awaits_scheduler)
@@ -333,7 +333,7 @@ class Supervisor:
             begun = dead.role != "scheduler" and any(p.takes_part for p in self.processes)
             process = self._start(later(command) if begun else command)
             left = "1 restart is" if self._restarts.left == 1 else f"{self._restarts.left} restarts are"
-            self._tell(
+            self.tell(
                 f"fptps: started {process.name} (pid {process.pid}) in the place of {dead.name}, which "
                 f"{dead.how_it_ended()}; {left} left"
             )
@@ -345,9 +345,9 @@ class Supervisor:
         late, still = [p for p in running if p.too_late], [p for p in running if p in self._still]
         by = signal.Signals(due).name
         if late:
-            self._tell(f"fptps: came too late for the training, ended by {by}: {_names(late)}")
+            self.tell(f"fptps: came too late for the training, ended by {by}: {_names(late)}")
         if still:
-            self._tell(f"fptps: stood still when the training ended, ended by {by}: {_names(still)}")
+            self.tell(f"fptps: stood still when the training ended, ended by {by}: {_names(still)}")
         self._signal(due, late + still)
 
     def _add_all(self, start: bool) -> None:
@@ -384,17 +384,21 @@ class Supervisor:
         if report.rank is not None and not process.takes_part:
             process.takes_part, process.rank = True, report.rank
             if process.later:
-                self._tell(f"fptps: {process.name} (pid {process.pid}) takes part as worker {process.rank}")
+                self.tell(f"fptps: {process.name} (pid {process.pid}) takes part as worker {process.rank}")
         process.left = report.left
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Prints a line of the launcher's own."""
+        if self._json:
+            said = text.removeprefix("fptps: ")
+            text = _logs.line(True, logging.WARNING, said, "fptps", ("launcher", None), {})
         self._write(self._err.lines, "", [text.encode()])
 
     def _report_early_ends(self) -> None:
         """Names the workers that ended well in a run that failed, unless the cluster ended in good order before."""
         early = ", ".join(f"{p.name} (pid {p.pid})" for p in self._ended if p.role == "worker" and p.returncode == 0)
         if early and not self._orderly() and self.failures() and self.stopped_by is None:
-            self._tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
+            self.tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
 
     def _signal(self, number: int, processes: list[Process] | None = None) -> None:
         """Sends a signal to every process, or some, that has not ended, and its group."""
@@ -430,8 +434,7 @@ class Supervisor:
             self._pass_on(TICK_S)
         for key in list(self._selector.get_map().values()):
             if key.fd != self._wake_read:
-                prefix, splitter, printer = key.data
-                self._write(printer.lines, prefix, splitter.end())
+                self._write(key.data.end)
                 key.fileobj.close()  # type: ignore[union-attr]
 
 

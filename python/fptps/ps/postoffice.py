@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .. import _report, stats
+from .. import _logs, _report, stats
 from .._arguments import default_timeout
 from .._environment import warn
 from .._session import Session
@@ -136,6 +136,7 @@ class Postoffice:
             scheduler = os.environ.get("DMLC_ROLE", "worker") == "scheduler"
             ticket.result(math.inf if scheduler else default_timeout() + MARGIN_S)
             if first:
+                _logs.identify(session, self.role, None if self.role == "scheduler" else self.rank)
                 _report.takes_part(self.rank)
         except BaseException:
             if first:
