@@ -112,7 +112,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		return nil, err
 	}
 	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
-		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed}
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed, Doing: n.onDoing}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -121,6 +121,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		post.Close()
 		return nil, err
 	}
+	go n.guard(func() error { n.answerAll(post); return nil })
 	return post, nil
 }
 
@@ -324,7 +325,7 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uin
 	}
 	return create(kv.WorkerConfig{
 		Rank: view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
-		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) },
+		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) }, Stalled: n.onStalled,
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
 			for i, d := range list {

@@ -30,7 +30,8 @@ type Node struct {
 	config       Config
 	log          *slog.Logger
 	logRank      *atomic.Pointer[int] // for the log; nil until it is known
-	ctx          context.Context      // ends when the node closes
+	stalls       *stallReports
+	ctx          context.Context // ends when the node closes
 	cancel       context.CancelFunc
 	life         *kv.Ticket    // see Life
 	lifeOver     chan struct{} // closed when life has ended
@@ -91,6 +92,7 @@ func Open(c Config) *Node {
 	setProcs()
 	n := &Node{config: c, Tickets: kv.NewTickets(), lifeOver: make(chan struct{}), connected: make(chan struct{}), newCustomers: make(chan int, maxCustomers)}
 	n.log, n.logRank = newLog(c, os.Stderr)
+	n.stalls = newStallReports()
 	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
 	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -262,6 +264,13 @@ func (n *Node) Barrier() (*kv.Ticket, error) {
 	}
 	n.enterBarrier(ticket, n.post(), 0, cluster.WorkerGroup)
 	return ticket, nil
+}
+
+// dataPlane is nil until there is one.
+func (n *Node) dataPlane() *transport.Transport {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.transport
 }
 
 func (n *Node) post() *cluster.Postoffice {
