@@ -182,7 +182,7 @@ train(over, strike)
     code, output = run(program, "--restarts", 1, "-n", 2, "-s", 1)
     assert code == error, output
     assert "which ended with exit code 1; 0 restarts are left\n" in output
-    assert (") ended with exit code 1, and no restart is left\n" in output) == error
+    assert (") ended with exit code 1, and no restart is left: KeyError: 'a mistake'\n" in output) == error
 
 
 PS = """

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import logging
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from typing import IO, Final, NamedTuple
 from .. import _logs, _report
 from .._environment import REPORT
 from .._node import NO_WORKERS
+from ._causes import Causes, LastWords
 from ._commands import later
 from ._ending import KILL_S, Ending
 from ._folder import temporary_folder
@@ -38,6 +40,8 @@ PATIENCE_S: Final = 2.0
 DRAIN_S: Final = 1.0
 """How long output is still read after the end of all processes: a daemon that one has left may keep it open."""
 TICK_S: Final = 0.05
+MOST_READS: Final = 256
+"""How often the output of a process that has ended is read at once."""
 
 WITHOUT_WORKERS: Final = (-NO_WORKERS, 128 + NO_WORKERS)
 """The return codes of a node that NO_WORKERS has ended before it joined: without, and with, its signal handler set."""
@@ -96,6 +100,8 @@ class Supervisor:
         self._folder: Path | None = None  # for reports
         self._later: collections.Counter[str] = collections.Counter()  # how many were started later, by role
         self._restarts = Restarts(restarts)
+        self._sources: dict[Process, list[tuple[IO[bytes], Source]]] = {}  # stdout and stderr
+        self._causes = Causes()
         self._may_restart = restarts > 0
         self._adding = threading.Lock()  # of the next two
         self._additions: list[_Addition] = []
@@ -241,10 +247,13 @@ class Supervisor:
             self._later[command.role] += 1
             process.later = self._later[command.role]
         self.processes.append(process)
+        self._sources[process] = []
         for pipe, printer, stream in ((started.stdout, self._out, "stdout"), (started.stderr, self._err, "stderr")):
             assert pipe is not None
             frame = _logs.framed(process.role, process.rank, stream) if self._json else None
-            self._selector.register(pipe, selectors.EVENT_READ, Source(process.name, frame, printer))
+            source = Source(process.name, frame, printer, LastWords() if stream == "stderr" else None)
+            self._sources[process].append((pipe, source))
+            self._selector.register(pipe, selectors.EVENT_READ, source)
         return process
 
     def _pass_on(self, timeout: float) -> None:
@@ -253,13 +262,31 @@ class Supervisor:
             if key.fd == self._wake_read:
                 os.read(self._wake_read, 4096)
                 continue
-            data = os.read(key.fd, 65536)
-            if data:
-                self._write(key.data.feed, data)
-            else:
-                self._write(key.data.end)
-                self._selector.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]
+            self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+        now = time.monotonic()
+        for sources in self._sources.values():
+            for _, source in sources:
+                self._write(source.expire, now)
+
+    def _read(self, pipe: IO[bytes], source: Source) -> None:
+        data = os.read(pipe.fileno(), 65536)
+        if data:
+            self._write(source.feed, data)
+        else:
+            self._write(source.end)
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _last_words(self, process: Process) -> LastWords:
+        """Reads what a process that has ended wrote before, as far as a daemon that it has left does not write on."""
+        for pipe, source in self._sources[process]:
+            reads = 0
+            while not pipe.closed and reads < MOST_READS and select.select([pipe], [], [], 0)[0]:
+                self._read(pipe, source)
+                reads += 1
+        words = self._sources[process][1][1].words
+        assert words is not None
+        return words
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
         try:
@@ -308,7 +335,11 @@ class Supervisor:
         if self._may_restart and outlived and not process.left and not self._ending.planned:
             process.replaced = self._restarts.plan(now, process, now - self._starts[process].time)
             text += "" if process.replaced else ", and no restart is left"
-        self.tell(text)
+        words = self._last_words(process)
+        if words.loss:
+            words.drop()
+        for line in self._causes.ended(process, text, words):
+            self.tell(line)
         # The others would wait for it, as the cluster was never complete.
         stuck = self._may_restart and not process.replaced and not any(p.takes_part for p in self.processes)
         goes_on = process.spare or process.replaced or (outlived and self._awaits_scheduler)
@@ -436,6 +467,11 @@ class Supervisor:
             if key.fd != self._wake_read:
                 self._write(key.data.end)
                 key.fileobj.close()  # type: ignore[union-attr]
+        for sources in self._sources.values():
+            for _, source in sources:
+                self._write(source.release)
+        for line in self._causes.rest():
+            self.tell(line)
 
 
 def _names(processes: list[Process]) -> str:
