@@ -13,6 +13,7 @@ import click
 
 from . import _logs, scheduler, server
 from ._bench.command import bench
+from ._doctor.command import doctor
 from ._environment import KEEP_GOING
 from .cluster._commands import cluster_commands, name_torch_group, reserved_port
 from .cluster._ending import KILL_S
@@ -27,6 +28,7 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(doctor)
 
 
 class Workers(NamedTuple):
