@@ -50,10 +50,12 @@ class Run:
 
     def line(self, *words):
         """The next line that has all of these words."""
+        others = []
         for line in self.process.stderr:
             if all(word in line for word in words):
                 return line
-        raise AssertionError(f"no line has {words}")
+            others.append(line)
+        raise AssertionError(f"no line has {words}: {others}")
 
     def end(self):
         """The exit code; whatever comes until then is read."""
@@ -106,7 +108,7 @@ def test_a_worker_in_native_code(tmp_path):
 def test_a_worker_that_is_stopped():
     with Gate() as gate, Run(PASS.format(address=gate.address), PUSH, "-n", "2", "-s", "1") as run:
         (pid,) = gate.wait()
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         seen = run.line("last seen: worker 1", "rank=0")
         assert 'state="it does not answer; the scheduler heard of it ' in seen
         os.kill(pid, signal.SIGCONT)
@@ -119,7 +121,7 @@ def test_a_server_that_is_stopped():
     with Gate() as gate, Run(PASS.format(address=gate.address), PUSH, "-n", "2", "-s", "1") as run:
         gate.wait()
         server = next(pid for pid in children(run.process.pid) if "server" in command(pid))
-        os.kill(server, signal.SIGSTOP)
+        stop(server)
         gate.open()
         assert 'missing="server 0"' in run.line("no progress for 5 s")
         seen = run.line("last seen: server 0")
@@ -127,6 +129,19 @@ def test_a_server_that_is_stopped():
         assert "link=" in seen
         os.kill(server, signal.SIGCONT)
         assert run.end() == 0
+
+
+def stop(pid):
+    """Stops a process: its threads run on until one of them has taken the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(state(pid, task) != "T" for task in os.listdir(f"/proc/{pid}/task")):
+        os.sched_yield()
+
+
+def state(pid, task):
+    """The state of a thread, as a letter."""
+    with open(f"/proc/{pid}/task/{task}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 def children(pid):
