@@ -306,6 +306,32 @@ func NotifyFd(h int64) (fd int64, err error) {
 	return int64(copied), nil
 }
 
+// StackAsked waits at most ms milliseconds until another node asks where the threads of this program are, to be answered by Stack,
+// and returns 1 then, else 0.
+func StackAsked(h, ms int64) (asked int64, err error) {
+	defer encodeError(&err)
+	found, err := find(h)
+	if err != nil {
+		return 0, err
+	}
+	ok, err := found.node.StackAsked(time.Duration(ms) * time.Millisecond)
+	if ok {
+		asked = 1
+	}
+	return asked, err
+}
+
+// Stack answers StackAsked, in one line.
+func Stack(h int64, text string) (zero int64, err error) {
+	defer encodeError(&err)
+	found, err := find(h)
+	if err != nil {
+		return 0, err
+	}
+	found.node.Stack(text)
+	return 0, nil
+}
+
 // Configuration lists all settings, as JSON.
 func Configuration() (settings string, err error) {
 	defer encodeError(&err)

@@ -375,7 +375,7 @@ def test_workers_that_leave(capfd):
     log = capfd.readouterr().err
     for rank in (0, 1):
         assert f"scheduler: worker {rank} has left; the others go on without it" in log
-        assert f'level=WARN msg="worker {rank} has left; the others go on without it" fptps=worker' in log
+        assert f'level=WARN msg="worker {rank} has left; the others go on without it" logger=fptps role=worker' in log
         assert f"worker {rank} was lost" not in log
 
 

@@ -182,7 +182,7 @@ train(over, strike)
     code, output = run(program, "--restarts", 1, "-n", 2, "-s", 1)
     assert code == error, output
     assert "which ended with exit code 1; 0 restarts are left\n" in output
-    assert (") ended with exit code 1, and no restart is left\n" in output) == error
+    assert (") ended with exit code 1, and no restart is left: KeyError: 'a mistake'\n" in output) == error
 
 
 PS = """
@@ -354,7 +354,7 @@ def test_a_signal_before_a_replacement_starts():
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGTERM, output
-    assert "started" not in output
+    assert "fptps: started" not in output
 
 
 def test_a_signal_drops_planned_restarts(gate):
@@ -391,7 +391,7 @@ train(lambda kv, workers: False, strike)
     code, output = run(program, "--restarts", 2, "-n", 2, "-s", 1, FPTPS_MIN_WORKERS="2")
     assert code == 128 + signal.SIGKILL, output
     assert "It leaves 1 worker, and FPTPS_MIN_WORKERS=2" in output
-    assert "started" not in output
+    assert "fptps: started" not in output
 
 
 def test_the_least_number_of_workers():

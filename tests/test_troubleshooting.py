@@ -57,7 +57,9 @@ def messages():
             name = ast.unparse(node.func)
             logs = name.split(".")[0] == "_log" and name.split(".")[-1] in PYTHON_LOG
             text = python_message(node.args[0]) or ""
-            if PYTHON_ERRORS.search(name) or logs or re.match("fptps( …)?: ", text):
+            if name == "_logs.tell":
+                text = python_message(node.args[1]) or ""
+            if PYTHON_ERRORS.search(name) or logs or name == "_logs.tell" or re.match("fptps( …)?: ", text):
                 yield text
 
 

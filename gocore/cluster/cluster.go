@@ -274,6 +274,8 @@ type Events struct {
 	// Waiting names the nodes for which a barrier or a declaration has waited 5 s, and again
 	// every 5 s; event is "barrier" or "key 3". No missing nodes: the wait has ended.
 	Waiting func(event string, missing []string)
+	// Doing reports a node's question what this one does, or an answer to a question of this one.
+	Doing func(d Doing)
 	// Closed reports that a worker waits in the last barrier, and its last rounds.
 	Closed func(id int, last wire.Rounds)
 	// Promise returns what kv.Worker.Promise does: the scheduler prepares a new plan. Commit puts it into force, Abort withdraws it.
@@ -356,6 +358,12 @@ func (e Events) meet(points uint64) {
 func (e Events) waiting(event string, missing []string) {
 	if e.Waiting != nil {
 		e.Waiting(event, missing)
+	}
+}
+
+func (e Events) doing(d Doing) {
+	if e.Doing != nil {
+		e.Doing(d)
 	}
 }
 

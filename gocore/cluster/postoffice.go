@@ -255,6 +255,8 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 		p.events.meet(own.Meet.GetPoints())
 	case *pspb.Meta_Admitted:
 		p.admitted(own.Admitted)
+	case *pspb.Meta_Doing:
+		p.doing(own.Doing)
 	case *pspb.Meta_Withdraw:
 		p.withdrawn(int(e.Meta.GetControl().GetBarrierGroup()), int(e.Meta.GetCustomerId()))
 	default:

@@ -232,6 +232,9 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 	case *pspb.Meta_BackedUp:
 		s.stepBackedUp(sender, own.BackedUp)
 		return
+	case *pspb.Meta_Doing:
+		s.stepDoing(now, sender, own.Doing)
+		return
 	case *pspb.Meta_Stateful:
 		if s.stateful == "" {
 			s.stateful = clip(own.Stateful.GetWhat())
@@ -480,17 +483,19 @@ func (s *Scheduler) take() []Action {
 }
 
 // clip makes one line of bounded length from a text of a peer, or for one.
-func clip(text string) string {
-	const most = 500
+func clip(text string) string { return line(text, 500) }
+
+// line is clip with another bound, in bytes.
+func line(text string, most int) string {
 	short := text[:min(len(text), most)]
-	line := strings.Map(func(r rune) rune {
+	one := strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
 	}, strings.ToValidUTF8(short, ""))
 	if len(text) > most {
-		line += "..."
+		one += "..."
 	}
-	return strings.TrimSpace(line)
+	return strings.TrimSpace(one)
 }

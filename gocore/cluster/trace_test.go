@@ -99,6 +99,12 @@ func (s *script) command(line string) {
 			Row: proto.Uint32(uint32(number(values["row"], 0))), Name: optional(values["name"]), Shape: optional(values["shape"]),
 		}
 		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Declare{Declare: m}})
+	case "doing": // a question about a node, or an answer to it
+		m := &pspb.Doing{Id: proto.Int32(int32(nodeID(values["of"]))), State: optional(values["state"]), Stack: optional(values["stack"])}
+		if values["round"] != "" {
+			m.Tensor, m.Round = proto.Uint32(uint32(number(values["tensor"], 0))), proto.Uint64(uint64(number(values["round"], 0)))
+		}
+		s.step(values, nodeID(words[0]), &pspb.Meta{Own: &pspb.Meta_Doing{Doing: m}})
 	case "ack":
 		m := &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Ack), MsgSig: proto.Uint64(5)}}
 		s.step(values, nodeID(words[0]), m)

@@ -2,9 +2,6 @@ package kv
 
 import (
 	"encoding/binary"
-	"fmt"
-	"strings"
-	"time"
 
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
@@ -18,7 +15,7 @@ func (w *Worker) advance(t *tensor) []sending {
 	}
 	o := t.queue[0]
 	t.queue = t.queue[1:]
-	t.begun = w.mu.now
+	t.begun, w.mu.latest = w.mu.now, t
 	return w.begin(t, o)
 }
 
@@ -127,6 +124,7 @@ func (w *Worker) sum(node uint32, h *wire.Header, payload []byte) {
 		if t == nil || !t.wants(node, h) && !t.wantsRows(h) {
 			return effects{}
 		}
+		w.mu.sums++
 		t.updated = t.updated || h.Flags&wire.FlagWeights != 0
 		if t.table == nil {
 			w.mu.stats.BytesPulled += uint64(h.RawLen)
@@ -185,57 +183,6 @@ func (w *Worker) setMissing(t *tensor, names []string) {
 	case names != nil && t.place == nil:
 		t.place = w.mu.late.PushBack(t)
 	}
-}
-
-// maxLooks bounds the tensors that one tick inspects, so that a tick is short in a large model too.
-const maxLooks = 1024
-
-// LogAfter is how long a round may stall before it is logged, and the time until it is logged again.
-const LogAfter = 5 * time.Second
-
-// stall is the round that has waited longest for other workers.
-type stall struct {
-	key, round uint64
-	begun      time.Time
-	missing    []string
-	others     int // other keys that wait, of those that the tick inspects
-}
-
-// tick logs the longest stall and unanswered questions, from LogAfter on.
-func (w *Worker) tick(now time.Time) {
-	w.step(func() effects { return effects{sends: w.learnRules()} })
-	w.tickAsks(now)
-	if s, found := w.stalled(now); found {
-		w.Log.Warn(fmt.Sprintf("no progress for %.0f s", now.Sub(s.begun).Seconds()),
-			"key", s.key, "round", s.round, "missing", strings.Join(s.missing, ", "), "other_keys", s.others)
-	}
-}
-
-// stalled returns the longest stall of LogAfter or more, once in LogAfter.
-func (w *Worker) stalled(now time.Time) (s stall, found bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.mu.now = now
-	if now.Sub(w.mu.logged) < LogAfter {
-		return s, false
-	}
-	for e, looks := w.mu.late.Front(), 0; e != nil && looks < maxLooks; e, looks = e.Next(), looks+1 {
-		t := e.Value.(*tensor)
-		if now.Sub(t.begun) < LogAfter {
-			continue
-		}
-		if found {
-			s.others++
-		}
-		if !found || t.begun.Before(s.begun) || t.begun.Equal(s.begun) && t.key < s.key {
-			s.key, s.round, s.begun, s.missing = t.key, t.round, t.begun, t.missing
-		}
-		found = true
-	}
-	if found {
-		w.mu.logged = now
-	}
-	return s, found
 }
 
 // Fail ends every operation with err, and refuses every later one with it. The data plane

@@ -44,6 +44,9 @@ type WorkerConfig struct {
 	Stateful func(what string)
 	// Declare asks the scheduler for the ids of keys. The scheduler answers when all workers have declared a key.
 	Declare func([]Declaration)
+	// Stalled is called after a stall was logged for the first, second, fourth, eighth, ... time; nil: nobody wants to know. It must
+	// not block.
+	Stalled func(Stall)
 	// Name returns a node's name in texts: "worker 1".
 	Name func(node uint32) string
 }
@@ -69,9 +72,11 @@ type Worker struct {
 		waiting map[string][]string // see Waiting
 		stats   WorkerStats
 		now     time.Time // as of the last tick
-		logged  time.Time // when a stall was last logged
 		late    list.List // tensors whose round waits for other workers, in the order of the aggregators' first reports
-		perStep uint64    // pushes in a step of the training loop, 0 until set
+		latest  *tensor   // whose round began last; nil: none has
+		sums    uint64    // packets of sums that have arrived
+		stalls  stalls
+		perStep uint64 // pushes in a step of the training loop, 0 until set
 	}
 }
 

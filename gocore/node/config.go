@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -45,7 +46,8 @@ type Config struct {
 	WholeSums         bool // all sums of a tensor are sent together
 	Deterministic     bool // see kv.WorkerConfig
 	Secret            string
-	Verbose           int
+	LogLevel          slog.Level
+	LogFormat         LogFormat
 	JoinTimeout       time.Duration
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
@@ -82,8 +84,10 @@ var Settings = []Setting{
 		parse: integer(0, 65535, func(c *Config) *int { return &c.Port })},
 	{Name: "FPTPS_DATA_PORT", Default: "0", Doc: "Port on which this node accepts data connections, for firewalls and containers; 0: any free one. The scheduler has one too.",
 		parse: integer(0, 65535, func(c *Config) *int { return &c.DataPort })},
-	{Name: "PS_VERBOSE", Default: "0", Doc: "0: warnings and errors, 1: also what the node does, 2: everything.",
-		parse: integer(0, 2, func(c *Config) *int { return &c.Verbose })},
+	{Name: "PS_VERBOSE", Default: "0", Doc: "0: warnings and errors, 1: also what the node does, 2: everything. FPTPS_LOG overrides it.", parse: parseVerbose},
+	{Name: "FPTPS_LOG", Doc: "The least level of the lines that are logged: `debug`, `info`, `warning` or `error`. Default: that of PS_VERBOSE, `warning`.", parse: parseLogLevel},
+	{Name: "FPTPS_LOG_FORMAT", Default: "text", Doc: "How lines of the log look: `text`: key=value; `json`: one object on each line, and `fptps run` prints its program's lines so, too.",
+		parse: parseLogFormat},
 	{Name: "PS_HEARTBEAT_INTERVAL", Default: "5", Unit: "seconds", Doc: "Time between two heartbeats to the scheduler; 0: none.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
@@ -226,6 +230,23 @@ func parseSchedule(c *Config, value string) error {
 	return oneOf(&c.Schedule, value, map[string]transport.Schedule{
 		"packet": transport.ByPacket, "message": transport.ByMessage, "partitioned": transport.InOrder, "fifo": transport.InOrder,
 	}, "packet, message, partitioned or fifo is expected")
+}
+
+func parseVerbose(c *Config, value string) error {
+	verbose := 0
+	err := integer(0, 2, func(*Config) *int { return &verbose })(c, value)
+	c.LogLevel = []slog.Level{slog.LevelWarn, slog.LevelInfo, slog.LevelDebug}[verbose]
+	return err
+}
+
+func parseLogLevel(c *Config, value string) error {
+	return oneOf(&c.LogLevel, value, map[string]slog.Level{
+		"debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError,
+	}, "debug, info, warning or error is expected")
+}
+
+func parseLogFormat(c *Config, value string) error {
+	return oneOf(&c.LogFormat, value, map[string]LogFormat{"text": LogText, "json": LogJSON}, "text or json is expected")
 }
 
 func parseInterface(c *Config, value string) error {

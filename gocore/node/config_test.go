@@ -78,6 +78,10 @@ func TestConfigErrorsNameTheSetting(t *testing.T) {
 		{"PS_HEARTBEAT_TIMEOUT=3", "PS_HEARTBEAT_INTERVAL"},
 		{"PS_HEARTBEAT_INTERVAL=0", "PS_HEARTBEAT_TIMEOUT"},
 		{"FPTPS_DETERMINISTIC=yes", "0 or 1"},
+		{"FPTPS_LOG=loud", "debug, info, warning or error"},
+		{"FPTPS_LOG=WARN", "debug, info, warning or error"},
+		{"FPTPS_LOG_FORMAT=xml", "text or json"},
+		{"PS_VERBOSE=3", "0 to 2"},
 		{"DMLC_INTERFACE=nosuch0", "no such network interface"},
 		{"DMLC_ROLE=server", ""},
 	} {

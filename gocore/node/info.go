@@ -115,11 +115,3 @@ func (n *Node) missingFrom(event string) []string {
 	}
 	return worker.WaitingFor(event)
 }
-
-// onWaiting handles the scheduler's report of the nodes that a barrier or declaration waits
-// for.
-func (n *Node) onWaiting(event string, missing []string) {
-	if worker := n.worker(); worker != nil {
-		worker.Waiting(event, missing)
-	}
-}

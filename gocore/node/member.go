@@ -112,7 +112,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		return nil, err
 	}
 	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
-		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed}
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed, Doing: n.onDoing}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -121,6 +121,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		post.Close()
 		return nil, err
 	}
+	go n.guard(func() error { n.answerAll(post); return nil })
 	return post, nil
 }
 
@@ -154,6 +155,8 @@ func (n *Node) connect(ctx context.Context, tr *transport.Transport, view cluste
 	if err := n.setIfOpen(func() { n.mu.worker, n.mu.handlers, n.mu.view = t.worker, t.lanes, view }); err != nil {
 		return err
 	}
+	rank := view.Rank()
+	n.logRank.Store(&rank)
 	dial, accept := connections(view, t.sums)
 	handlers := []transport.Handler{plane{t.lanes[0], n.Office}} // lane 0 carries messages of apps too
 	for _, h := range t.lanes[1:] {
@@ -322,7 +325,7 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uin
 	}
 	return create(kv.WorkerConfig{
 		Rank: view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
-		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) },
+		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) }, Stalled: n.onStalled,
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
 			for i, d := range list {

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
@@ -28,6 +29,8 @@ type Node struct {
 
 	config       Config
 	log          *slog.Logger
+	logRank      *atomic.Pointer[int] // for the log; nil until it is known
+	stalls       *stallReports
 	ctx          context.Context // ends when the node closes
 	cancel       context.CancelFunc
 	life         *kv.Ticket    // see Life
@@ -88,19 +91,14 @@ var setProcs = sync.OnceFunc(func() {
 func Open(c Config) *Node {
 	setProcs()
 	n := &Node{config: c, Tickets: kv.NewTickets(), lifeOver: make(chan struct{}), connected: make(chan struct{}), newCustomers: make(chan int, maxCustomers)}
-	n.log = newLog(c)
+	n.log, n.logRank = newLog(c, os.Stderr)
+	n.stalls = newStallReports()
 	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
 	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life = n.Tickets.New(n.explainLife)
 	go n.guard(n.run)
 	return n
-}
-
-func newLog(c Config) *slog.Logger {
-	levels := []slog.Level{slog.LevelWarn, slog.LevelInfo, slog.LevelDebug}
-	options := &slog.HandlerOptions{Level: levels[c.Verbose]}
-	return slog.New(slog.NewTextHandler(os.Stderr, options)).With("fptps", c.Role.String())
 }
 
 // worker returns the node's worker. It is nil on a server, and until the node has connected.
@@ -266,6 +264,13 @@ func (n *Node) Barrier() (*kv.Ticket, error) {
 	}
 	n.enterBarrier(ticket, n.post(), 0, cluster.WorkerGroup)
 	return ticket, nil
+}
+
+// dataPlane is nil until there is one.
+func (n *Node) dataPlane() *transport.Transport {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.transport
 }
 
 func (n *Node) post() *cluster.Postoffice {

@@ -13,7 +13,7 @@ that the environment names (DMLC_PS_ROOT_URI and others), or runs alone without 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import optim
+from . import _logs, optim
 from .consistency import Bounded
 from .errors import (
     BusyError,
@@ -64,6 +64,7 @@ __all__ = [
 
 __version__: str
 
+_logs.install()
 
 _LATER = {"KVWorker": ".worker", "LocalCluster": ".cluster", "Namespace": ".namespace"}
 """Imported when first used, so that the scheduler, servers and `fptps run` start without numpy, in half of the time."""

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import scheduler, server
+from . import _logs, scheduler, server
 from ._bench.command import bench
+from ._doctor.command import doctor
 from ._environment import KEEP_GOING
 from .cluster._commands import cluster_commands, name_torch_group, reserved_port
 from .cluster._ending import KILL_S
 from .cluster._supervisor import Supervisor
+from .errors import ConfigError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,6 +28,7 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(doctor)
 
 
 class Workers(NamedTuple):
@@ -104,6 +107,11 @@ def run(
             "--keep-going is for programs that make a new cluster when a process dies; with --restarts and -n MIN:MAX "
             "the same cluster goes on: leave one out"
         )
+    try:
+        _logs.level_of(os.environ)
+        _logs.is_json(os.environ)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
     environment = _environment(workers, restarts, keep_going)
     with reserved_port() as port, reserved_port() as store_port:
         commands = cluster_commands(workers.number, servers, port, lambda rank: list(program), environment)
@@ -117,10 +125,9 @@ def run(
             signal.signal(number, stop)
         code = supervisor.run()
     if code == 0 and not supervisor.joined():
-        click.echo(
+        supervisor.tell(
             "fptps: the program ended well, but no cluster came about: no worker joined. Does it make an "
-            "fptps.KVWorker() (or fptps.ps.start())?",
-            err=True,
+            "fptps.KVWorker() (or fptps.ps.start())?"
         )
         code = 1
     if supervisor.stopped_by == signal.SIGPIPE:  # the buffered output has no reader any more

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from . import _logs
 from ._environment import warn
 from ._session import Session
 from .errors import OF_CORE, ClosedError
@@ -47,6 +48,7 @@ def serve(
         "DMLC_NUM_SERVER": num_servers,
     }
     settings.update({name: str(value) for name, value in arguments.items() if value is not None})
+    _logs.identify(session, role, None)
     warn(settings)
     with _signals(signal.SIGTERM, signal.SIGINT) as received, _signals(NO_WORKERS) as no_workers:
         try:
@@ -65,7 +67,9 @@ def serve(
                     return 0
                 if no_workers and not json.loads(core.info(session.handle))["joined"]:
                     return 128 + NO_WORKERS
+            _identify(session, role)
         except OF_CORE as error:
+            _identify(session, role)
             return _fail(role, error)
         finally:
             # Until the close has ended, messages to the others, such as a verdict, may still have to be sent.
@@ -76,8 +80,16 @@ def serve(
                         session.abandon("the node was ended by a second signal")
                         break
             session.drop()
-    print(f"fptps {role}: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
+    _logs.tell(role, f"ended by {signal.Signals(received[0]).name}")
     return 128 + received[0]
+
+
+def _identify(session: Session, role: str) -> None:
+    """Has the log name the server's rank, if it has one."""
+    with contextlib.suppress(ClosedError):  # the start was refused
+        info = json.loads(session.core.info(session.usable()))
+        if role == "server" and info["joined"]:
+            _logs.identify(session, role, info["rank"])
 
 
 class _Announcer:
@@ -105,12 +117,12 @@ class _Announcer:
         return bool(info["joined"])
 
     def _print(self, text: str) -> None:
-        print(f"fptps scheduler: {text}", file=sys.stderr)
+        _logs.tell("scheduler", text)
 
 
 def _fail(role: str, error: Exception) -> int:
     """Prints in one line why the node has ended."""
-    print(f"fptps {role}: {error}", file=sys.stderr)
+    _logs.tell(role, str(error), logging.ERROR)
     return 1
 
 

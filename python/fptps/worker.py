@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from . import _report, checkpoint, stats
+from . import _logs, _report, _stacks, checkpoint, stats
 from ._admission import Admission, Admitted
 from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
@@ -67,12 +67,15 @@ class KVWorker(Namespace):
         super().__init__(session, Tensors(), (), None)
         try:
             session.start(session.core.open, json.dumps(settings))
+            if not lonely:
+                _stacks.answer(session.core, session.handle)
             session.submit(session.core.joined, None).result(seconds + LEAVE_S)
             info = json.loads(session.core.info(session.usable()))
         except BaseException:
             session.drop()
             raise
         self._rank = int(info["rank"])
+        _logs.identify(session, "worker", self._rank)
         session.ranks = int(info["num_workers"])
         self._num_servers = int(info["num_servers"])
         self._deterministic = bool(info["deterministic"])

@@ -334,6 +334,7 @@ type Meta struct {
 	//	*Meta_Announce
 	//	*Meta_Resumed
 	//	*Meta_BackedUp
+	//	*Meta_Doing
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -853,6 +854,15 @@ func (x *Meta) GetBackedUp() *BackedUp {
 	return nil
 }
 
+func (x *Meta) GetDoing() *Doing {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Doing); ok {
+			return x.Doing
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -985,6 +995,10 @@ type Meta_BackedUp struct {
 	BackedUp *BackedUp `protobuf:"bytes,1050,opt,name=backed_up,json=backedUp,oneof"` // node to scheduler; scheduler to node, as a decision
 }
 
+type Meta_Doing struct {
+	Doing *Doing `protobuf:"bytes,1080,opt,name=doing,oneof"` // node to scheduler to node, and back
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -1048,6 +1062,8 @@ func (*Meta_Announce) isMeta_Own() {}
 func (*Meta_Resumed) isMeta_Own() {}
 
 func (*Meta_BackedUp) isMeta_Own() {}
+
+func (*Meta_Doing) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -2723,6 +2739,92 @@ func (x *BackedUp) GetOf() int32 {
 	return 0
 }
 
+// Doing asks what a node does for which others wait, and is the answer. The scheduler passes both on, and says how long it has
+// heard nothing of the node.
+type Doing struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            *int32                 `protobuf:"varint,1,opt,name=id" json:"id,omitempty"`         // to the scheduler: the receiver; from it: the sender
+	Tensor        *uint32                `protobuf:"varint,2,opt,name=tensor" json:"tensor,omitempty"` // of a question: the tensor that waits, by id; absent: a barrier or a declaration does
+	Round         *uint64                `protobuf:"varint,3,opt,name=round" json:"round,omitempty"`
+	State         *string                `protobuf:"bytes,4,opt,name=state" json:"state,omitempty"`      // of an answer: what the core knows; absent: this is no answer
+	Stack         *string                `protobuf:"bytes,5,opt,name=stack" json:"stack,omitempty"`      // where the threads of its program are
+	Silence       *uint64                `protobuf:"varint,6,opt,name=silence" json:"silence,omitempty"` // from the scheduler, to the node that has asked: it has heard nothing of id for so long, ms
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Doing) Reset() {
+	*x = Doing{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Doing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Doing) ProtoMessage() {}
+
+func (x *Doing) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Doing.ProtoReflect.Descriptor instead.
+func (*Doing) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Doing) GetId() int32 {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return 0
+}
+
+func (x *Doing) GetTensor() uint32 {
+	if x != nil && x.Tensor != nil {
+		return *x.Tensor
+	}
+	return 0
+}
+
+func (x *Doing) GetRound() uint64 {
+	if x != nil && x.Round != nil {
+		return *x.Round
+	}
+	return 0
+}
+
+func (x *Doing) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *Doing) GetStack() string {
+	if x != nil && x.Stack != nil {
+		return *x.Stack
+	}
+	return ""
+}
+
+func (x *Doing) GetSilence() uint64 {
+	if x != nil && x.Silence != nil {
+		return *x.Silence
+	}
+	return 0
+}
+
 // Known is what all nodes know of a cluster that outlives its scheduler, after the same decisions.
 type Known struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2746,7 +2848,7 @@ type Known struct {
 
 func (x *Known) Reset() {
 	*x = Known{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2860,7 @@ func (x *Known) String() string {
 func (*Known) ProtoMessage() {}
 
 func (x *Known) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2873,7 @@ func (x *Known) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known.ProtoReflect.Descriptor instead.
 func (*Known) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Known) GetDecision() uint64 {
@@ -2882,7 +2984,7 @@ type Ledger struct {
 
 func (x *Ledger) Reset() {
 	*x = Ledger{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +2996,7 @@ func (x *Ledger) String() string {
 func (*Ledger) ProtoMessage() {}
 
 func (x *Ledger) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3009,7 @@ func (x *Ledger) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
 func (*Ledger) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Ledger) GetTensor() []*Declared {
@@ -2938,7 +3040,7 @@ type Announce struct {
 
 func (x *Announce) Reset() {
 	*x = Announce{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3052,7 @@ func (x *Announce) String() string {
 func (*Announce) ProtoMessage() {}
 
 func (x *Announce) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3065,7 @@ func (x *Announce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Announce.ProtoReflect.Descriptor instead.
 func (*Announce) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Announce) GetSecret() string {
@@ -3056,7 +3158,7 @@ type Resumed struct {
 
 func (x *Resumed) Reset() {
 	*x = Resumed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3170,7 @@ func (x *Resumed) String() string {
 func (*Resumed) ProtoMessage() {}
 
 func (x *Resumed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3183,7 @@ func (x *Resumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
 func (*Resumed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Resumed) GetNode() *Node {
@@ -3128,7 +3230,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3242,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3318,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3330,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3371,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3383,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3425,7 @@ type Known_Backup struct {
 
 func (x *Known_Backup) Reset() {
 	*x = Known_Backup{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3437,7 @@ func (x *Known_Backup) String() string {
 func (*Known_Backup) ProtoMessage() {}
 
 func (x *Known_Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3450,7 @@ func (x *Known_Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known_Backup.ProtoReflect.Descriptor instead.
 func (*Known_Backup) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33, 0}
 }
 
 func (x *Known_Backup) GetNode() int32 {
@@ -3383,7 +3485,7 @@ type Known_Term struct {
 
 func (x *Known_Term) Reset() {
 	*x = Known_Term{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +3497,7 @@ func (x *Known_Term) String() string {
 func (*Known_Term) ProtoMessage() {}
 
 func (x *Known_Term) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +3510,7 @@ func (x *Known_Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known_Term.ProtoReflect.Descriptor instead.
 func (*Known_Term) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32, 1}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33, 1}
 }
 
 func (x *Known_Term) GetNumber() uint32 {
@@ -3453,7 +3555,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xb7\x10\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xdb\x10\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -3526,7 +3628,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	".ps.LedgerH\x00R\x06ledger\x12+\n" +
 	"\bannounce\x18\x8f\b \x01(\v2\f.ps.AnnounceH\x00R\bannounce\x12(\n" +
 	"\aresumed\x18\x94\b \x01(\v2\v.ps.ResumedH\x00R\aresumed\x12,\n" +
-	"\tbacked_up\x18\x9a\b \x01(\v2\f.ps.BackedUpH\x00R\bbackedUpB\x05\n" +
+	"\tbacked_up\x18\x9a\b \x01(\v2\f.ps.BackedUpH\x00R\bbackedUp\x12\"\n" +
+	"\x05doing\x18\xb8\b \x01(\v2\t.ps.DoingH\x00R\x05doingB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -3644,7 +3747,14 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\bBackedUp\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x0e\n" +
-	"\x02of\x18\x03 \x01(\x05R\x02of\"\xab\x04\n" +
+	"\x02of\x18\x03 \x01(\x05R\x02of\"\x8b\x01\n" +
+	"\x05Doing\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x16\n" +
+	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
+	"\x05round\x18\x03 \x01(\x04R\x05round\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x14\n" +
+	"\x05stack\x18\x05 \x01(\tR\x05stack\x12\x18\n" +
+	"\asilence\x18\x06 \x01(\x04R\asilence\"\xab\x04\n" +
 	"\x05Known\x12\x1a\n" +
 	"\bdecision\x18\x01 \x01(\x04R\bdecision\x12\"\n" +
 	"\x04term\x18\x02 \x03(\v2\x0e.ps.Known.TermR\x04term\x12\x1f\n" +
@@ -3705,7 +3815,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -3739,20 +3849,21 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Admitted)(nil),          // 29: ps.Admitted
 	(*Fetched)(nil),           // 30: ps.Fetched
 	(*BackedUp)(nil),          // 31: ps.BackedUp
-	(*Known)(nil),             // 32: ps.Known
-	(*Ledger)(nil),            // 33: ps.Ledger
-	(*Announce)(nil),          // 34: ps.Announce
-	(*Resumed)(nil),           // 35: ps.Resumed
-	(*Disagreement_Part)(nil), // 36: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 37: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 38: ps.Commit.Share
-	(*Known_Backup)(nil),      // 39: ps.Known.Backup
-	(*Known_Term)(nil),        // 40: ps.Known.Term
+	(*Doing)(nil),             // 32: ps.Doing
+	(*Known)(nil),             // 33: ps.Known
+	(*Ledger)(nil),            // 34: ps.Ledger
+	(*Announce)(nil),          // 35: ps.Announce
+	(*Resumed)(nil),           // 36: ps.Resumed
+	(*Disagreement_Part)(nil), // 37: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 38: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 39: ps.Commit.Share
+	(*Known_Backup)(nil),      // 40: ps.Known.Backup
+	(*Known_Term)(nil),        // 41: ps.Known.Term
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
 	1,  // 1: ps.Meta.control:type_name -> ps.Control
-	32, // 2: ps.Meta.known:type_name -> ps.Known
+	33, // 2: ps.Meta.known:type_name -> ps.Known
 	3,  // 3: ps.Meta.join:type_name -> ps.Join
 	4,  // 4: ps.Meta.refused:type_name -> ps.Refused
 	5,  // 5: ps.Meta.waiting:type_name -> ps.Waiting
@@ -3781,31 +3892,32 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	28, // 28: ps.Meta.arrived:type_name -> ps.Arrived
 	29, // 29: ps.Meta.admitted:type_name -> ps.Admitted
 	30, // 30: ps.Meta.fetched:type_name -> ps.Fetched
-	33, // 31: ps.Meta.ledger:type_name -> ps.Ledger
-	34, // 32: ps.Meta.announce:type_name -> ps.Announce
-	35, // 33: ps.Meta.resumed:type_name -> ps.Resumed
+	34, // 31: ps.Meta.ledger:type_name -> ps.Ledger
+	35, // 32: ps.Meta.announce:type_name -> ps.Announce
+	36, // 33: ps.Meta.resumed:type_name -> ps.Resumed
 	31, // 34: ps.Meta.backed_up:type_name -> ps.BackedUp
-	2,  // 35: ps.Batch.message:type_name -> ps.Meta
-	6,  // 36: ps.Declared.tensor:type_name -> ps.Declare
-	36, // 37: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	37, // 38: ps.Capacity.path:type_name -> ps.Capacity.Path
-	38, // 39: ps.Commit.share:type_name -> ps.Commit.Share
-	40, // 40: ps.Known.term:type_name -> ps.Known.Term
-	38, // 41: ps.Known.share:type_name -> ps.Commit.Share
-	39, // 42: ps.Known.backup:type_name -> ps.Known.Backup
-	8,  // 43: ps.Ledger.tensor:type_name -> ps.Declared
-	40, // 44: ps.Announce.term:type_name -> ps.Known.Term
-	2,  // 45: ps.Announce.decision:type_name -> ps.Meta
-	8,  // 46: ps.Announce.tensor:type_name -> ps.Declared
-	0,  // 47: ps.Announce.node:type_name -> ps.Node
-	0,  // 48: ps.Announce.member:type_name -> ps.Node
-	32, // 49: ps.Announce.known:type_name -> ps.Known
-	0,  // 50: ps.Resumed.node:type_name -> ps.Node
-	51, // [51:51] is the sub-list for method output_type
-	51, // [51:51] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	32, // 35: ps.Meta.doing:type_name -> ps.Doing
+	2,  // 36: ps.Batch.message:type_name -> ps.Meta
+	6,  // 37: ps.Declared.tensor:type_name -> ps.Declare
+	37, // 38: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	38, // 39: ps.Capacity.path:type_name -> ps.Capacity.Path
+	39, // 40: ps.Commit.share:type_name -> ps.Commit.Share
+	41, // 41: ps.Known.term:type_name -> ps.Known.Term
+	39, // 42: ps.Known.share:type_name -> ps.Commit.Share
+	40, // 43: ps.Known.backup:type_name -> ps.Known.Backup
+	8,  // 44: ps.Ledger.tensor:type_name -> ps.Declared
+	41, // 45: ps.Announce.term:type_name -> ps.Known.Term
+	2,  // 46: ps.Announce.decision:type_name -> ps.Meta
+	8,  // 47: ps.Announce.tensor:type_name -> ps.Declared
+	0,  // 48: ps.Announce.node:type_name -> ps.Node
+	0,  // 49: ps.Announce.member:type_name -> ps.Node
+	33, // 50: ps.Announce.known:type_name -> ps.Known
+	0,  // 51: ps.Resumed.node:type_name -> ps.Node
+	52, // [52:52] is the sub-list for method output_type
+	52, // [52:52] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -3846,6 +3958,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Announce)(nil),
 		(*Meta_Resumed)(nil),
 		(*Meta_BackedUp)(nil),
+		(*Meta_Doing)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3853,7 +3966,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from typing import IO, Final
+
+from ._causes import LastWords
 
 LONGEST: Final = 64 * 1024
 """A line is passed on in pieces of so many bytes: a process that never ends one must not fill the memory."""
@@ -73,3 +77,48 @@ class Printer:
             self._stream.flush()
             self._raw.write(data)
         self._stream.flush()
+
+
+class Source:
+    """One stream of output of a named process, on its way to a printer. frame: what to make of lines, in the place of
+    the name in front; None: the name in front. words: holds lines back, if it is stderr."""
+
+    def __init__(
+        self,
+        name: str,
+        frame: Callable[[list[bytes]], list[bytes]] | None,
+        printer: Printer,
+        words: LastWords | None = None,
+    ) -> None:
+        self.words = words
+        self._prefix = "" if frame else f"[{name}] "
+        self._frame = frame
+        self._splitter = LineSplitter()
+        self._printer = printer
+
+    def feed(self, data: bytes) -> None:
+        """Passes on what the process has written."""
+        lines, unfinished = self._splitter.feed(data)
+        self._lines(lines)
+        if not self._frame:
+            self._printer.progress(self._prefix, unfinished)
+
+    def end(self) -> None:
+        """Passes on the rest, as the stream has ended."""
+        self._lines(self._splitter.end())
+
+    def expire(self, now: float) -> None:
+        """Passes on what was held back for too long. now: monotonic seconds."""
+        if self.words:
+            self._print(self.words.expire(now))
+
+    def release(self) -> None:
+        """Passes on what is held back."""
+        if self.words:
+            self._print(self.words.release())
+
+    def _lines(self, lines: list[bytes]) -> None:
+        self._print(self.words.feed(lines, time.monotonic()) if self.words else lines)
+
+    def _print(self, lines: list[bytes]) -> None:
+        self._printer.lines(self._prefix, self._frame(lines) if self._frame else lines)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -15,13 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from .. import _report
+from .. import _logs, _report
 from .._environment import REPORT
 from .._node import NO_WORKERS
+from ._causes import Causes, LastWords
 from ._commands import later
 from ._ending import KILL_S, Ending
 from ._folder import temporary_folder
-from ._output import LineSplitter, Printer
+from ._output import Printer, Source
 from ._process import Command, Process
 from ._restarts import Restarts
 
@@ -37,6 +40,8 @@ PATIENCE_S: Final = 2.0
 DRAIN_S: Final = 1.0
 """How long output is still read after the end of all processes: a daemon that one has left may keep it open."""
 TICK_S: Final = 0.05
+MOST_READS: Final = 256
+"""How often the output of a process that has ended is read at once."""
 
 WITHOUT_WORKERS: Final = (-NO_WORKERS, 128 + NO_WORKERS)
 """The return codes of a node that NO_WORKERS has ended before it joined: without, and with, its signal handler set."""
@@ -95,6 +100,8 @@ class Supervisor:
         self._folder: Path | None = None  # for reports
         self._later: collections.Counter[str] = collections.Counter()  # how many were started later, by role
         self._restarts = Restarts(restarts)
+        self._sources: dict[Process, list[tuple[IO[bytes], Source]]] = {}  # stdout and stderr
+        self._causes = Causes()
         self._may_restart = restarts > 0
         self._adding = threading.Lock()  # of the next two
         self._additions: list[_Addition] = []
@@ -114,6 +121,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._out = Printer(sys.stdout if out is None else out)
         self._err = Printer(sys.stderr if err is None else err)
+        self._json = _logs.is_json(os.environ)
 
     def run(self) -> int:
         """Starts all processes and returns when all have ended: the worst exit code of those that ended by themselves,
@@ -239,9 +247,13 @@ class Supervisor:
             self._later[command.role] += 1
             process.later = self._later[command.role]
         self.processes.append(process)
-        for pipe, printer in ((started.stdout, self._out), (started.stderr, self._err)):
+        self._sources[process] = []
+        for pipe, printer, stream in ((started.stdout, self._out, "stdout"), (started.stderr, self._err, "stderr")):
             assert pipe is not None
-            self._selector.register(pipe, selectors.EVENT_READ, (f"[{process.name}] ", LineSplitter(), printer))
+            frame = _logs.framed(process.role, process.rank, stream) if self._json else None
+            source = Source(process.name, frame, printer, LastWords() if stream == "stderr" else None)
+            self._sources[process].append((pipe, source))
+            self._selector.register(pipe, selectors.EVENT_READ, source)
         return process
 
     def _pass_on(self, timeout: float) -> None:
@@ -250,16 +262,31 @@ class Supervisor:
             if key.fd == self._wake_read:
                 os.read(self._wake_read, 4096)
                 continue
-            prefix, splitter, printer = key.data
-            data = os.read(key.fd, 65536)
-            if data:
-                lines, unfinished = splitter.feed(data)
-                self._write(printer.lines, prefix, lines)
-                self._write(printer.progress, prefix, unfinished)
-            else:
-                self._write(printer.lines, prefix, splitter.end())
-                self._selector.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]
+            self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+        now = time.monotonic()
+        for sources in self._sources.values():
+            for _, source in sources:
+                self._write(source.expire, now)
+
+    def _read(self, pipe: IO[bytes], source: Source) -> None:
+        data = os.read(pipe.fileno(), 65536)
+        if data:
+            self._write(source.feed, data)
+        else:
+            self._write(source.end)
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _last_words(self, process: Process) -> LastWords:
+        """Reads what a process that has ended wrote before, as far as a daemon that it has left does not write on."""
+        for pipe, source in self._sources[process]:
+            reads = 0
+            while not pipe.closed and reads < MOST_READS and select.select([pipe], [], [], 0)[0]:
+                self._read(pipe, source)
+                reads += 1
+        words = self._sources[process][1][1].words
+        assert words is not None
+        return words
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
         try:
@@ -295,10 +322,10 @@ class Supervisor:
         names = _names([p for p in self.processes if p.returncode is None])
         if due is not None and names:
             if self.stopped_by is None or due == signal.SIGKILL:
-                self._tell(f"fptps: still running, ended by {signal.Signals(due).name}: {names}")
+                self.tell(f"fptps: still running, ended by {signal.Signals(due).name}: {names}")
             self._signal(due)
         elif self._patience is not None and now >= self._patience and names:
-            self._tell(f"fptps: still running, killed {self._kill:g} s after the signal, or by a second one: {names}")
+            self.tell(f"fptps: still running, killed {self._kill:g} s after the signal, or by a second one: {names}")
             self._patience = None
 
     def _died(self, process: Process, now: float) -> None:
@@ -308,7 +335,11 @@ class Supervisor:
         if self._may_restart and outlived and not process.left and not self._ending.planned:
             process.replaced = self._restarts.plan(now, process, now - self._starts[process].time)
             text += "" if process.replaced else ", and no restart is left"
-        self._tell(text)
+        words = self._last_words(process)
+        if words.loss:
+            words.drop()
+        for line in self._causes.ended(process, text, words):
+            self.tell(line)
         # The others would wait for it, as the cluster was never complete.
         stuck = self._may_restart and not process.replaced and not any(p.takes_part for p in self.processes)
         goes_on = process.spare or process.replaced or (outlived and self._awaits_scheduler)
@@ -333,7 +364,7 @@ class Supervisor:
             begun = dead.role != "scheduler" and any(p.takes_part for p in self.processes)
             process = self._start(later(command) if begun else command)
             left = "1 restart is" if self._restarts.left == 1 else f"{self._restarts.left} restarts are"
-            self._tell(
+            self.tell(
                 f"fptps: started {process.name} (pid {process.pid}) in the place of {dead.name}, which "
                 f"{dead.how_it_ended()}; {left} left"
             )
@@ -345,9 +376,9 @@ class Supervisor:
         late, still = [p for p in running if p.too_late], [p for p in running if p in self._still]
         by = signal.Signals(due).name
         if late:
-            self._tell(f"fptps: came too late for the training, ended by {by}: {_names(late)}")
+            self.tell(f"fptps: came too late for the training, ended by {by}: {_names(late)}")
         if still:
-            self._tell(f"fptps: stood still when the training ended, ended by {by}: {_names(still)}")
+            self.tell(f"fptps: stood still when the training ended, ended by {by}: {_names(still)}")
         self._signal(due, late + still)
 
     def _add_all(self, start: bool) -> None:
@@ -384,17 +415,21 @@ class Supervisor:
         if report.rank is not None and not process.takes_part:
             process.takes_part, process.rank = True, report.rank
             if process.later:
-                self._tell(f"fptps: {process.name} (pid {process.pid}) takes part as worker {process.rank}")
+                self.tell(f"fptps: {process.name} (pid {process.pid}) takes part as worker {process.rank}")
         process.left = report.left
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Prints a line of the launcher's own."""
+        if self._json:
+            said = text.removeprefix("fptps: ")
+            text = _logs.line(True, logging.WARNING, said, "fptps", ("launcher", None), {})
         self._write(self._err.lines, "", [text.encode()])
 
     def _report_early_ends(self) -> None:
         """Names the workers that ended well in a run that failed, unless the cluster ended in good order before."""
         early = ", ".join(f"{p.name} (pid {p.pid})" for p in self._ended if p.role == "worker" and p.returncode == 0)
         if early and not self._orderly() and self.failures() and self.stopped_by is None:
-            self._tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
+            self.tell(f"fptps: ended with exit code 0, but before the cluster had ended in good order: {early}")
 
     def _signal(self, number: int, processes: list[Process] | None = None) -> None:
         """Sends a signal to every process, or some, that has not ended, and its group."""
@@ -430,9 +465,13 @@ class Supervisor:
             self._pass_on(TICK_S)
         for key in list(self._selector.get_map().values()):
             if key.fd != self._wake_read:
-                prefix, splitter, printer = key.data
-                self._write(printer.lines, prefix, splitter.end())
+                self._write(key.data.end)
                 key.fileobj.close()  # type: ignore[union-attr]
+        for sources in self._sources.values():
+            for _, source in sources:
+                self._write(source.release)
+        for line in self._causes.rest():
+            self.tell(line)
 
 
 def _names(processes: list[Process]) -> str:

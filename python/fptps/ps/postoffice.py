@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .. import _report, stats
+from .. import _logs, _report, _stacks, stats
 from .._arguments import default_timeout
 from .._environment import warn
 from .._session import Session
@@ -130,12 +130,14 @@ class Postoffice:
                     self._session = session = Session(0.0, NO_NODE, ADVICE)
                     session.name = "the node of fptps.ps"
                     session.start(session.core.open_ps, json.dumps(dict(os.environ)), customer_id)
+                    _stacks.answer(session.core, session.handle)
                     ticket = session.submit(session.core.joined, None)
                 else:
                     ticket = self._session.submit(self._session.core.ps_enter, None, customer_id)
             scheduler = os.environ.get("DMLC_ROLE", "worker") == "scheduler"
             ticket.result(math.inf if scheduler else default_timeout() + MARGIN_S)
             if first:
+                _logs.identify(session, self.role, None if self.role == "scheduler" else self.rank)
                 _report.takes_part(self.rank)
         except BaseException:
             if first:
