@@ -91,7 +91,7 @@ func (w *Worker) stalled(now time.Time) (s stall, times int) {
 // findSilent finds the round that has waited longest for aggregators which say nothing, not even who is missing. It is only
 // called while no sum arrives at all: a tensor that waits behind others in a slow network does not stall.
 func (w *Worker) findSilent(now time.Time, s *stall) {
-	if w.mu.frozen > 0 {
+	if len(w.mu.frozen) > 0 {
 		return
 	}
 	for _, t := range w.mu.byID {
