@@ -43,6 +43,7 @@ type Postoffice struct {
 	closed   map[int]bool  // nodes that wait in the last barrier: they enter no other one, and declare nothing
 	left     chan struct{} // closed at the verdict that follows Leave, or at the end; nil: this node has not left
 	beat     time.Time     // when the next heartbeat is due
+	report   time.Time     // when the next report of this node's progress is
 	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
 	history  *history // of the scheduler's decisions; nil: the cluster ends with its scheduler
@@ -428,6 +429,7 @@ func (p *Postoffice) tick(now time.Time) {
 		p.beat = now.Add(p.c.HeartbeatInterval)
 		p.send(heartbeat(p.view.Me()))
 	}
+	p.tickProgress(now)
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
 		p.loseScheduler(now, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
 	}

@@ -50,6 +50,7 @@ func (n *Node) runMember() error {
 	n.mu.Lock()
 	if n.mu.state == joining {
 		n.mu.state, n.mu.hasJoined = joined, true
+		n.mu.began, n.mu.waited = time.Now(), n.Tickets.Waited()
 		n.mu.newcomer = me.Newcomer && me.Role == cluster.RoleWorker
 	}
 	n.mu.Unlock()
@@ -112,7 +113,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		return nil, err
 	}
 	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
-		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed}
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed, Progress: n.progress}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err

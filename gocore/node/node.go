@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
@@ -34,8 +35,9 @@ type Node struct {
 	lifeOver     chan struct{} // closed when life has ended
 	connected    chan struct{} // closed when the node has its data connections; on the scheduler, when it accepts them
 	lifeErr      error         // result of life, set before lifeOver is closed
-	newCustomers chan int      // customers of the process that start before it has joined
-	tearingDown  sync.Mutex    // held during tearDown
+	warnings     warnings
+	newCustomers chan int   // customers of the process that start before it has joined
+	tearingDown  sync.Mutex // held during tearDown
 
 	mu struct {
 		sync.Mutex
@@ -61,6 +63,8 @@ type Node struct {
 		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
 		newcomer      bool                       // this node is a worker that takes part in no rounds yet
 		points        points
+		began         time.Time     // when this node had joined
+		waited        time.Duration // Tickets.Waited by then
 	}
 }
 
@@ -88,7 +92,7 @@ var setProcs = sync.OnceFunc(func() {
 func Open(c Config) *Node {
 	setProcs()
 	n := &Node{config: c, Tickets: kv.NewTickets(), lifeOver: make(chan struct{}), connected: make(chan struct{}), newCustomers: make(chan int, maxCustomers)}
-	n.log = newLog(c)
+	n.log = slog.New(n.warnings.over(newLog(c).Handler()))
 	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
 	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
