@@ -169,8 +169,8 @@ func TestStatusOverALife(t *testing.T) {
 	}
 	s.report(w1, Progress{At: 3 * time.Second, Rounds: 60})
 	s.now = s.now.Add(3 * time.Second)
-	if nodes := status().Nodes; nodes[1].State != "silent" || nodes[2].State != "running" {
-		t.Errorf("worker 0 is %s after 5 s, worker 1 is %s", nodes[1].State, nodes[2].State)
+	if nodes := status().Nodes; nodes[1].State != "silent" || nodes[1].StepRate != nil || nodes[1].Steps != 10 || nodes[2].State != "running" {
+		t.Errorf("worker 0 after 5 s: %+v; worker 1 is %s", nodes[1], nodes[2].State)
 	}
 	s.command("gone s0")
 	if got := status(); len(got.Nodes) != 2 || len(got.Deaths) != 1 || got.Deaths[0] != (Death{"server 0", "its connection was closed", unix(s.now)}) {

@@ -9,6 +9,7 @@ import (
 const (
 	// silentTime without a report means that a node stands still, or cannot be reached.
 	silentTime = 4 * time.Second
+	silent     = "silent"
 	// answerTime is how long an answer about the status holds: so a stranger that asks all the time costs little.
 	answerTime = 200 * time.Millisecond
 	// maxDeaths bounds the deaths that the status remembers, the oldest forgotten first.
@@ -136,7 +137,7 @@ func (s *Scheduler) nodeStatus(now time.Time, m *member) (Node, uint32) {
 	n.Seconds, n.Steps, n.Rounds, n.Pushed, n.Waited = &seconds, p.Steps, p.Rounds, p.Pushed, p.Waited.Seconds()
 	n.Sent, n.Got, n.OutSent, n.OutGot = p.Sent, p.Received, p.LinkSent, p.LinkReceived
 	per := func(unit float64, count func(Progress) float64) *float64 {
-		if rate, ok := r.per(count); ok {
+		if rate, ok := r.per(count); ok && n.State != silent {
 			rate *= unit
 			return &rate
 		}
@@ -185,7 +186,7 @@ func (s *Scheduler) nodeState(now time.Time, m *member) string {
 	case m.Protocol == 0:
 		return "ps-lite"
 	case r != nil && now.Sub(r.came) > silentTime:
-		return "silent"
+		return silent
 	case m.Newcomer:
 		return "newcomer"
 	}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from ._environment import warn
+from ._environment import REPORT, warn
 from ._session import Session
 from .errors import OF_CORE, ClosedError
 from .ticket import SLICE_S
@@ -68,6 +68,8 @@ def serve(
         except OF_CORE as error:
             return _fail(role, error)
         finally:
+            if role == "scheduler":
+                _report_status(session)
             # Until the close has ended, messages to the others, such as a verdict, may still have to be sent.
             with contextlib.suppress(ClosedError):  # the start was refused
                 end = session.submit(core.close, None, 0, "")
@@ -78,6 +80,16 @@ def serve(
             session.drop()
     print(f"fptps {role}: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
     return 128 + received[0]
+
+
+def _report_status(session: Session) -> None:
+    """Writes the last status of the cluster for the `fptps run` that has started this scheduler."""
+    path = os.environ.get(REPORT)
+    if path and os.path.isdir(os.path.dirname(path)):
+        with contextlib.suppress(ClosedError, OSError):
+            text = session.core.status(session.usable())
+            with open(path, "w") as file:
+                file.write(text)
 
 
 class _Announcer:
