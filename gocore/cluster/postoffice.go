@@ -79,6 +79,9 @@ func (p *Postoffice) Joined() View { return p.view }
 // View returns the cluster as it is now.
 func (p *Postoffice) View() View { return *p.mail.view.Load() }
 
+// Rejected counts the messages of strangers that were dropped.
+func (p *Postoffice) Rejected() uint64 { return p.loop.van.Stats().Rejected }
+
 // Send sends an application's message to a node, which may be this one. It does not
 // wait, and does not refer to data after it returns.
 func (p *Postoffice) Send(id int, m *pspb.Meta, data ...[]byte) error {

@@ -35,6 +35,7 @@ type Progress struct {
 	Stalled                time.Duration // how long it has
 	Warning                string        // the last warning or error of its log
 	Warned                 time.Duration // before At
+	Metrics                string        // where it serves them, host:port; "": nowhere
 }
 
 // message encodes a report.
@@ -51,6 +52,9 @@ func (p Progress) message() *pspb.Meta {
 	if p.Warning != "" {
 		m.Warning, m.Warned = proto.String(clip(p.Warning)), positive(uint64(p.Warned.Microseconds()))
 	}
+	if p.Metrics != "" {
+		m.Metrics = proto.String(p.Metrics)
+	}
 	return &pspb.Meta{Own: &pspb.Meta_Progress{Progress: m}}
 }
 
@@ -59,7 +63,7 @@ func progressIn(m *pspb.Progress) Progress {
 	p := Progress{
 		At: micros(m.GetAt()), Rounds: m.GetRounds(), Steps: m.GetSteps(), Pushed: m.GetPushed(), Sent: m.GetSent(), Received: m.GetReceived(), LinkSent: m.GetLinkSent(), LinkReceived: m.GetLinkReceived(),
 		Waited: micros(m.GetWaited()), Up: sensible(m.GetUp()), Down: sensible(m.GetDown()), Plan: m.GetPlan(),
-		Waiting: clip(m.GetWaiting()), Stalled: micros(m.GetStalled()), Warning: clip(m.GetWarning()), Warned: micros(m.GetWarned()),
+		Waiting: clip(m.GetWaiting()), Stalled: micros(m.GetStalled()), Warning: clip(m.GetWarning()), Warned: micros(m.GetWarned()), Metrics: clip(m.GetMetrics()),
 	}
 	for _, name := range m.GetMissing()[:min(len(m.GetMissing()), maxMissing)] {
 		p.Missing = append(p.Missing, clip(name))

@@ -21,7 +21,7 @@ func TestProgressInItsMessage(t *testing.T) {
 	p := Progress{
 		At: 7 * time.Second, Rounds: 1, Steps: 2, Pushed: 3, Sent: 4, Received: 5, LinkSent: 6, LinkReceived: 7, Waited: 8 * time.Millisecond,
 		Up: 9e6, Down: 10e6, Plan: 11, Waiting: "key 3 round 7", Missing: []string{"worker 1"}, Stalled: 12 * time.Second,
-		Warning: "it is slow", Warned: 13 * time.Second,
+		Warning: "it is slow", Warned: 13 * time.Second, Metrics: "10.0.0.1:9401",
 	}
 	if got := progressIn(p.message().GetProgress()); !reflect.DeepEqual(got, p) {
 		t.Errorf("%+v became %+v", p, got)

@@ -158,6 +158,9 @@ func (r *Runner) Status() Status {
 	return <-found
 }
 
+// Rejected counts the messages of strangers that were dropped.
+func (r *Runner) Rejected() uint64 { return r.loop.van.Stats().Rejected }
+
 func (r *Runner) message(now time.Time, e *van.Envelope) {
 	r.current = e
 	r.perform(r.scheduler.Step(now, e.From, e.Host, e.Meta))

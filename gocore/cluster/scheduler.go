@@ -75,7 +75,9 @@ type Scheduler struct {
 	closing    bool         // a worker waits in the last barrier
 
 	progress map[int]*reports // by node
-	deaths   []Death          // the last ones
+	past     Totals           // of nodes that have died
+	died     uint64           // how many have
+	deaths   []Death          // the last of them
 	answers  answers          // to those that ask for the status
 
 	strays map[string]bool // senders that have been noted

@@ -35,8 +35,23 @@ type Status struct {
 	Slowest   *string  `json:"slowest_worker"` // for whom the others wait
 	Refused   uint64   `json:"refused_joiners"`
 	Strays    uint64   `json:"dropped_messages"`
+	Totals    Totals   `json:"totals"`
+	Died      uint64   `json:"died"`  // nodes, so far
 	Nodes     []Node   `json:"nodes"` // without the scheduler
 	Deaths    []Death  `json:"deaths"`
+}
+
+// Totals are sums over all nodes, also those that have died since.
+type Totals struct {
+	Rounds   uint64  `json:"rounds"`
+	Pushed   uint64  `json:"bytes_pushed"`
+	Sent     uint64  `json:"bytes_sent"`
+	Received uint64  `json:"bytes_received"`
+	Waited   float64 `json:"wait_s"`
+}
+
+func (t *Totals) add(p Progress) {
+	t.Rounds, t.Pushed, t.Sent, t.Received, t.Waited = t.Rounds+p.Rounds, t.Pushed+p.Pushed, t.Sent+p.Sent, t.Received+p.Received, t.Waited+p.Waited.Seconds()
 }
 
 // Waiting names what waits, and the nodes that are missing.
@@ -52,7 +67,8 @@ type Node struct {
 	Role    string   `json:"role"`
 	Rank    *int     `json:"rank"`
 	Address string   `json:"address"`
-	State   string   `json:"state"` // joining, running, newcomer, silent, vacant, ps-lite
+	State   string   `json:"state"`   // joining, running, newcomer, silent, vacant, ps-lite
+	Metrics string   `json:"metrics"` // where it serves them, host:port, or ""
 	Seconds *float64 `json:"seconds"`
 	Steps   uint64   `json:"steps"`
 	Rounds  uint64   `json:"rounds"`
@@ -92,9 +108,16 @@ type Death struct {
 	Time float64 `json:"time"` // Unix time, seconds
 }
 
-// noteDeath remembers a verdict for the status, and forgets what the node has reported.
+// noteDeath remembers a verdict for the status, and of what the node has reported the totals. One that has left is not dead.
 func (s *Scheduler) noteDeath(now time.Time, id int, why string) {
+	if p, ok := s.progress[id].latest(); ok {
+		s.past.add(p)
+	}
 	delete(s.progress, id)
+	if why == LeftWhy {
+		return
+	}
+	s.died++
 	s.deaths = append(s.deaths[max(0, len(s.deaths)+1-maxDeaths):], Death{Name(id), why, unix(now)})
 }
 
@@ -104,7 +127,12 @@ func (s *Scheduler) Status(now time.Time) Status {
 		Scheduler: fmt.Sprintf("%s:%d", s.c.SchedulerHost, s.c.SchedulerPort), Time: unix(now), Workers: s.c.Workers, Servers: s.c.Servers,
 		State: [...]string{gathering: "joining", resuming: "resuming", running: "running", ended: "ended"}[s.state],
 		Epoch: s.epoch, Recovers: s.view.Recovers, Refused: s.counts.Refused, Strays: s.counts.Strays, Waiting: s.waitsFor(now),
-		Nodes: []Node{}, Deaths: append([]Death{}, s.deaths...),
+		Totals: s.past, Died: s.died, Nodes: []Node{}, Deaths: append([]Death{}, s.deaths...),
+	}
+	for _, r := range s.progress {
+		if p, ok := r.latest(); ok {
+			status.Totals.add(p)
+		}
 	}
 	if s.state == gathering {
 		for _, j := range s.joiners {
@@ -135,7 +163,7 @@ func (s *Scheduler) nodeStatus(now time.Time, m *member) (Node, uint32) {
 	}
 	seconds := p.At.Seconds()
 	n.Seconds, n.Steps, n.Rounds, n.Pushed, n.Waited = &seconds, p.Steps, p.Rounds, p.Pushed, p.Waited.Seconds()
-	n.Sent, n.Got, n.OutSent, n.OutGot = p.Sent, p.Received, p.LinkSent, p.LinkReceived
+	n.Sent, n.Got, n.OutSent, n.OutGot, n.Metrics = p.Sent, p.Received, p.LinkSent, p.LinkReceived, p.Metrics
 	per := func(unit float64, count func(Progress) float64) *float64 {
 		if rate, ok := r.per(count); ok && n.State != silent {
 			rate *= unit

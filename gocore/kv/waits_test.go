@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"fptps/gocore/fault"
+	"fptps/gocore/wire"
 )
 
 func TestWaitsOverlap(t *testing.T) {
@@ -57,5 +60,37 @@ func TestStall(t *testing.T) {
 	}
 	if got := d.Stall(begun.Add(stallAfter - 7*time.Second - 1)); got.What != "" {
 		t.Errorf("a round of less than %v: %+v", stallAfter, got)
+	}
+}
+
+// TestObserve: each push is observed when its sum has arrived; init, skip and what fails are not.
+func TestObserve(t *testing.T) {
+	d := newDesk(t, 0)
+	var seen []string
+	d.Observe = func(priority int32, took time.Duration) {
+		seen = append(seen, fmt.Sprint(priority, took > 0 && took < time.Minute))
+	}
+	push := func(priority int32) *Ticket {
+		return d.must(d.Push(1, wire.Uint8, make([]byte, size), wire.OpSum, priority))
+	}
+	d.ready(1)
+	one := push(7)
+	d.letGo()
+	d.sums(1, 1, 0, 1)
+	if len(seen) > 0 {
+		t.Errorf("observed before the last sum: %v", seen)
+	}
+	d.sums(1, 1, 2)
+	d.ended(one, "")
+	skip := d.must(d.Skip(1))
+	d.letGo()
+	d.sums(1, 2)
+	d.ended(skip, "")
+	two := push(8)
+	d.letGo()
+	d.Fail(fault.New(fault.NodeLost, "a death"))
+	d.ended(two, fault.NodeLost)
+	if fmt.Sprint(seen) != "[7 true]" {
+		t.Errorf("observed %v", seen)
 	}
 }

@@ -322,7 +322,8 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uin
 		create = kv.NewNewcomer
 	}
 	return create(kv.WorkerConfig{
-		Rank: view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
+		Observe: n.latency.Observer(),
+		Rank:    view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
 		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) },
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))

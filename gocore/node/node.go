@@ -17,6 +17,7 @@ import (
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
+	"fptps/gocore/metrics"
 	"fptps/gocore/ps"
 	"fptps/gocore/transport"
 	"fptps/gocore/transport/mem"
@@ -36,8 +37,9 @@ type Node struct {
 	connected    chan struct{} // closed when the node has its data connections; on the scheduler, when it accepts them
 	lifeErr      error         // result of life, set before lifeOver is closed
 	warnings     warnings
-	newCustomers chan int   // customers of the process that start before it has joined
-	tearingDown  sync.Mutex // held during tearDown
+	latency      metrics.Latency // of the pushes, if metrics are served
+	newCustomers chan int        // customers of the process that start before it has joined
+	tearingDown  sync.Mutex      // held during tearDown
 
 	mu struct {
 		sync.Mutex
@@ -63,8 +65,9 @@ type Node struct {
 		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
 		newcomer      bool                       // this node is a worker that takes part in no rounds yet
 		points        points
-		began         time.Time     // when this node had joined
-		waited        time.Duration // Tickets.Waited by then
+		metrics       *metrics.Server // nil: none are served
+		began         time.Time       // when this node had joined
+		waited        time.Duration   // Tickets.Waited by then
 	}
 }
 
@@ -127,6 +130,9 @@ func (n *Node) guard(f func() error) {
 
 // run starts the node in its role.
 func (n *Node) run() error {
+	if err := n.serveMetrics(); err != nil {
+		return err
+	}
 	switch {
 	case n.config.Alone():
 		return n.runAlone()
@@ -173,9 +179,12 @@ func (n *Node) tearDown(err error) {
 	defer n.tearingDown.Unlock()
 	n.mu.Lock()
 	tr, alone, post, scheduler := n.mu.transport, n.mu.alone, n.mu.post, n.mu.scheduler
-	worker := n.mu.worker
+	worker, server := n.mu.worker, n.mu.metrics
 	n.mu.Unlock()
 	n.cancel()
+	if server != nil {
+		server.Close()
+	}
 	if scheduler != nil { // first, so that a verdict reaches the other nodes before this node's connections end
 		scheduler.Close()
 	}
@@ -286,15 +295,20 @@ func (n *Node) explainLife() kv.Waiting {
 	return kv.Waiting{Text: fmt.Sprintf("%v joining the cluster of the scheduler at %s:%d", n.config.Role, n.config.SchedulerHost, n.config.SchedulerPort)}
 }
 
-// Sockets lists the data plane's file descriptors, for a forked child to close.
-func (n *Node) Sockets() []int {
+// Sockets lists the file descriptors of the data plane and of the metrics, for a forked child to close.
+func (n *Node) Sockets() (fds []int) {
 	n.mu.Lock()
-	tr := n.mu.transport
+	tr, server := n.mu.transport, n.mu.metrics
 	n.mu.Unlock()
-	if tr == nil {
-		return nil
+	if tr != nil {
+		fds = tr.Sockets()
 	}
-	return tr.Sockets()
+	if server != nil {
+		if fd, err := server.Socket(); err == nil {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
 }
 
 // incarnation draws a random number, which differs from those of earlier processes.

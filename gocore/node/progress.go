@@ -20,7 +20,7 @@ func (n *Node) progress() cluster.Progress {
 	if began.IsZero() { // it connects, or waits in the start barrier
 		return cluster.Progress{}
 	}
-	p := cluster.Progress{At: now.Sub(began), Waited: n.Tickets.Waited() - waited}
+	p := cluster.Progress{At: now.Sub(began), Waited: n.Tickets.Waited() - waited, Metrics: n.metricsAddress()}
 	if worker != nil {
 		s, stall := worker.Stats(), worker.Stall(now)
 		p.Rounds, p.Steps, p.Pushed, p.Plan = s.Rounds, s.Steps, s.BytesPushed, s.Plan

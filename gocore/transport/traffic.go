@@ -71,3 +71,16 @@ func (t *Transport) LinkRates() (up, down float64) {
 	}
 	return up, down
 }
+
+// Queued returns the number of packets that wait to be sent, by peer, over all lanes.
+func (t *Transport) Queued() map[uint32]int {
+	all := map[uint32]int{}
+	for _, l := range append([]*Transport{t}, t.others()...) {
+		l.mu.Lock()
+		for _, c := range l.mu.conns.order {
+			all[c.peer] += c.queue.length()
+		}
+		l.mu.Unlock()
+	}
+	return all
+}

@@ -3181,6 +3181,7 @@ type Progress struct {
 	Warning       *string                `protobuf:"bytes,15,opt,name=warning" json:"warning,omitempty"`  // the last line of its log that is a warning or an error
 	Warned        *uint64                `protobuf:"varint,16,opt,name=warned" json:"warned,omitempty"`   // us before `at`
 	Pushed        *uint64                `protobuf:"varint,17,opt,name=pushed" json:"pushed,omitempty"`   // bytes of the program's arrays
+	Metrics       *string                `protobuf:"bytes,18,opt,name=metrics" json:"metrics,omitempty"`  // where it serves them, host:port
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3332,6 +3333,13 @@ func (x *Progress) GetPushed() uint64 {
 		return *x.Pushed
 	}
 	return 0
+}
+
+func (x *Progress) GetMetrics() string {
+	if x != nil && x.Metrics != nil {
+		return *x.Metrics
+	}
+	return ""
 }
 
 // StatusAsk asks the scheduler for the state of the cluster. It rides with a HEARTBEAT without nodes, which a scheduler of
@@ -4009,7 +4017,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\b.ps.NodeR\x04node\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\rR\x04term\x12\x1a\n" +
 	"\bdecision\x18\x03 \x01(\x04R\bdecision\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"\xa2\x03\n" +
+	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"\xbc\x03\n" +
 	"\bProgress\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x04R\x02at\x12\x16\n" +
 	"\x06rounds\x18\x02 \x01(\x04R\x06rounds\x12\x14\n" +
@@ -4028,7 +4036,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\astalled\x18\x0e \x01(\x04R\astalled\x12\x18\n" +
 	"\awarning\x18\x0f \x01(\tR\awarning\x12\x16\n" +
 	"\x06warned\x18\x10 \x01(\x04R\x06warned\x12\x16\n" +
-	"\x06pushed\x18\x11 \x01(\x04R\x06pushed\"#\n" +
+	"\x06pushed\x18\x11 \x01(\x04R\x06pushed\x12\x18\n" +
+	"\ametrics\x18\x12 \x01(\tR\ametrics\"#\n" +
 	"\tStatusAsk\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\"\x1c\n" +
 	"\x06Status\x12\x12\n" +
