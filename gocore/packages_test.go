@@ -14,13 +14,13 @@ import (
 
 // packages in the order of their layers: each imports only those before it. A subpackage
 // (transport/mem) counts as its parent.
-var packages = []string{"fault", "latch", "pages", "wire", "codec", "reduce", "plan", "balance", "aggregate", "store", "transport", "van", "cluster", "ps", "kv", "node"}
+var packages = []string{"fault", "latch", "pages", "wire", "codec", "reduce", "plan", "balance", "aggregate", "store", "transport", "van", "cluster", "ps", "kv", "metrics", "node"}
 
 // onlyIn maps an import that reaches outside the process to the packages that may have it.
 var onlyIn = map[string][]string{
 	"golang.org/x/sys/unix":     {"latch", "pages", "transport", "node"},
 	"github.com/pebbe/zmq4":     {"van"},
-	"net":                       {"transport", "van", "cluster", "node"},
+	"net":                       {"transport", "van", "cluster", "metrics", "node"},
 	"runtime/cgo":               {},
 	"golang.org/x/sys/cpu":      {"reduce"},
 	"C":                         {},

@@ -128,7 +128,7 @@ func Wait(h, ticket, ms int64) (state int64, err error) {
 	if waited == nil {
 		return unknown, nil
 	}
-	switch done, err := waited.Wait(time.Duration(ms) * time.Millisecond); {
+	switch done, err := found.node.Tickets.Wait(waited, time.Duration(ms)*time.Millisecond); {
 	case err != nil:
 		return broken, nil
 	case done:
@@ -268,7 +268,7 @@ func Stats(h int64) (stats string, err error) {
 	return marshal(found.node.Stats())
 }
 
-// Sockets lists the data plane's file descriptors, "12,13", for a forked child to close.
+// Sockets lists the file descriptors of the data plane and of the metrics, "12,13", for a forked child to close.
 func Sockets(h int64) (fds string, err error) {
 	defer encodeError(&err)
 	found, err := find(h)

@@ -36,6 +36,9 @@ type Send struct {
 	Meta *pspb.Meta
 }
 
+// Answer answers the current message over its connection.
+type Answer struct{ Meta *pspb.Meta }
+
 // Deliver passes the current message to this node's apps.
 type Deliver struct{ From Member }
 
@@ -131,6 +134,7 @@ func (a Send) String() string {
 	text := prototext.MarshalOptions{}.Format(a.Meta)
 	return fmt.Sprintf("send %d: %s", a.ID, strings.Join(strings.Fields(text), " ")) // its spaces vary from build to build
 }
+func (a Answer) String() string  { return "answer" }
 func (a Deliver) String() string { return "deliver: of " + Name(a.From.ID) }
 func (a Passed) String() string  { return fmt.Sprintf("passed: barrier of group %d", a.Group) }
 func (a Asked) String() string {

@@ -137,6 +137,8 @@ func FuzzScheduler(f *testing.F) {
 	}
 	for _, own := range []*pspb.Meta{
 		{Own: &pspb.Meta_Declare{Declare: &pspb.Declare{Key: proto.Uint64(3), Bytes: proto.Uint64(8), Dtype: proto.Uint32(12)}}},
+		Progress{At: time.Second, Rounds: 3, Up: 1e6, Waiting: "key 3", Missing: []string{"worker 1"}, Warning: "odd"}.message(),
+		{Own: &pspb.Meta_StatusAsk{StatusAsk: &pspb.StatusAsk{Secret: proto.String("x")}}},
 		{Own: &pspb.Meta_Suspect{Suspect: &pspb.Suspect{Id: proto.Int32(8)}}},
 		{Own: &pspb.Meta_Doing{Doing: &pspb.Doing{Id: proto.Int32(9), Tensor: proto.Uint32(3), Round: proto.Uint64(7)}}},
 		{Own: &pspb.Meta_Doing{Doing: &pspb.Doing{Id: proto.Int32(9), State: proto.String("it loads\n"), Stack: proto.String("main")}}},

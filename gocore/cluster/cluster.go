@@ -282,6 +282,8 @@ type Events struct {
 	Promise func() wire.Rounds
 	Commit  func(number uint32, p *plan.Plan, first wire.Rounds)
 	Abort   func()
+	// Progress returns what this node has counted so far; nil: it reports nothing.
+	Progress func() Progress
 	// Message delivers a message of a node, this one included, to an application of this one.
 	Message func(from Member, e *van.Envelope)
 	// Failed reports that the control plane of this node broke; at most once, as the last call.

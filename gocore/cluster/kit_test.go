@@ -22,15 +22,16 @@ const schedulerPort = 9000
 // bench is a network on which tests start clusters. All of it lives in a synctest
 // bubble: time is virtual, and synctest.Wait returns when no goroutine has anything to do.
 type bench struct {
-	t       *testing.T
-	net     *memvan.Network
-	config  Config // of every node, unless a test changes its copy
-	runner  *Runner
-	sched   van.Van // of the runner
-	respond bool    // nodes respond to the scheduler as nodes do: see robot
-	vans    map[*Postoffice]van.Van
-	records map[*Postoffice]*record
-	mu      sync.Mutex // of the maps and the config
+	t        *testing.T
+	net      *memvan.Network
+	config   Config // of every node, unless a test changes its copy
+	runner   *Runner
+	sched    van.Van // of the runner
+	respond  bool    // nodes respond to the scheduler as nodes do: see robot
+	vans     map[*Postoffice]van.Van
+	progress func() Progress // of every node
+	records  map[*Postoffice]*record
+	mu       sync.Mutex // of the maps and the config
 }
 
 // record holds the events of a node.
@@ -187,6 +188,7 @@ func (b *bench) join(ctx context.Context, role Role, host string, change func(*C
 	}
 	v, l := b.net.Van(host), &record{}
 	events, bot := l.events(), &robot{joined: make(chan struct{})}
+	events.Progress = b.progress
 	if b.respond {
 		events = bot.events(events)
 	}

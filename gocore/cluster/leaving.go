@@ -44,6 +44,7 @@ func (p *Postoffice) End(last wire.Rounds, done func(error)) {
 	if !p.pslite() {
 		m.Own = &pspb.Meta_Closed{Closed: &pspb.Closed{Counts: last.Counts, Rounds: last.Last}}
 	}
+	p.loop.do(p.lastProgress)
 	p.meet(0, &waiter{group: AllGroup, done: done, request: m})
 }
 
@@ -57,6 +58,7 @@ func (p *Postoffice) Leave(why string) <-chan struct{} {
 			close(left)
 		default:
 			p.left = left
+			p.lastProgress()
 			p.send(&pspb.Meta{Own: &pspb.Meta_Leave{Leave: &pspb.Leave{Why: proto.String(clip(why))}}})
 		}
 	}

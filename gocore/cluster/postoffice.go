@@ -43,6 +43,7 @@ type Postoffice struct {
 	closed   map[int]bool  // nodes that wait in the last barrier: they enter no other one, and declare nothing
 	left     chan struct{} // closed at the verdict that follows Leave, or at the end; nil: this node has not left
 	beat     time.Time     // when the next heartbeat is due
+	report   time.Time     // when the next report of this node's progress is
 	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
 	history  *history // of the scheduler's decisions; nil: the cluster ends with its scheduler
@@ -77,6 +78,9 @@ func (p *Postoffice) Joined() View { return p.view }
 
 // View returns the cluster as it is now.
 func (p *Postoffice) View() View { return *p.mail.view.Load() }
+
+// Rejected counts the messages of strangers that were dropped.
+func (p *Postoffice) Rejected() uint64 { return p.loop.van.Stats().Rejected }
 
 // Send sends an application's message to a node, which may be this one. It does not
 // wait, and does not refer to data after it returns.
@@ -430,6 +434,7 @@ func (p *Postoffice) tick(now time.Time) {
 		p.beat = now.Add(p.c.HeartbeatInterval)
 		p.send(heartbeat(p.view.Me()))
 	}
+	p.tickProgress(now)
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
 		p.loseScheduler(now, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))
 	}

@@ -149,6 +149,18 @@ func (r *Runner) Unreachable(id int, incarnation uint64, why string) {
 // idempotent, and must not be called from an event.
 func (r *Runner) Close() { r.loop.close() }
 
+// Status returns the state of the cluster, also after its end.
+func (r *Runner) Status() Status {
+	found := make(chan Status, 1)
+	if !r.loop.do(func() { defer close(found); found <- r.scheduler.Status(time.Now()) }) {
+		return r.scheduler.Status(time.Now()) // the loop has ended, so that nothing changes it any more
+	}
+	return <-found
+}
+
+// Rejected counts the messages of strangers that were dropped.
+func (r *Runner) Rejected() uint64 { return r.loop.van.Stats().Rejected }
+
 func (r *Runner) message(now time.Time, e *van.Envelope) {
 	r.current = e
 	r.perform(r.scheduler.Step(now, e.From, e.Host, e.Meta))
@@ -199,6 +211,10 @@ func (r *Runner) act(action Action) error {
 		v.Identify(a.ID)
 	case Send:
 		return v.Send(a.ID, a.Meta)
+	case Answer:
+		if r.current.Answer != nil {
+			r.current.Answer(a.Meta)
+		}
 	case Asked:
 		r.events.asked(a.Member, a.Missing)
 	case Joined:

@@ -74,6 +74,12 @@ type Scheduler struct {
 	admission  *admission   // of newcomers; nil: none is under way
 	closing    bool         // a worker waits in the last barrier
 
+	progress map[int]*reports // by node
+	past     Totals           // of nodes that have died
+	died     uint64           // how many have
+	deaths   []Death          // the last of them
+	answers  answers          // to those that ask for the status
+
 	strays map[string]bool // senders that have been noted
 	counts SchedulerCounts
 }
@@ -126,7 +132,7 @@ func NewScheduler(c Config, token [16]byte) *Scheduler {
 		DataPort: c.DataPort, Incarnation: c.Incarnation, Protocol: Protocol, Customers: 1,
 	}
 	return &Scheduler{
-		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{},
+		c: c, self: self, token: token, members: map[int]*member{}, strays: map[string]bool{}, progress: map[int]*reports{},
 		buried: map[int]bool{}, next: map[Role]int{RoleServer: wire.ServerID(0), RoleWorker: wire.WorkerID(0)}, ledger: newLedger(c.Workers), acks: newAcks(c.Resend, self.ID), planner: planner{reports: map[int]Capacity{}}, backups: noBackups(),
 	}
 }
@@ -142,6 +148,10 @@ func (s *Scheduler) Step(now time.Time, from int, host string, m *pspb.Meta) []A
 }
 
 func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
+	if ask := m.GetStatusAsk(); ask != nil {
+		s.stepStatusAsk(now, ask)
+		return
+	}
 	if s.state == ended {
 		return
 	}
@@ -210,6 +220,9 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 		return
 	case *pspb.Meta_Capacity:
 		s.stepCapacity(now, sender, own.Capacity)
+		return
+	case *pspb.Meta_Progress:
+		s.stepProgress(now, sender, own.Progress)
 		return
 	case *pspb.Meta_Promise:
 		s.stepPromise(now, sender, own.Promise)
@@ -406,6 +419,7 @@ func (s *Scheduler) verdict(now time.Time, id int, why string, mayLive bool) {
 		}
 		s.decide(lost, slices.DeleteFunc(s.ids(), func(other int) bool { return other == id }))
 	}
+	s.noteDeath(now, id, why)
 	s.do(Disconnect{ID: id, Now: !mayLive})
 	switch {
 	case goesOn:

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"encoding/binary"
+	"time"
 
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
@@ -86,6 +87,9 @@ func (w *Worker) end(o *operation) []*Ticket {
 	tickets := []*Ticket{o.ticket}
 	o.ticket.epoch = o.epoch
 	o.ticket = nil
+	if w.Observe != nil && o.err == nil && (o.verb == verbPush || o.verb == verbPushPull) {
+		w.Observe(o.priority, time.Since(o.called))
+	}
 	if o.borrowed {
 		w.mu.flights.leave(o.source, o)
 	}

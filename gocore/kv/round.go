@@ -85,6 +85,7 @@ type operation struct {
 	parts    []rowPart // the rows that are pushed, of a table; packets without rows contribute EMPTY
 	op       wire.Op
 	priority int32
+	called   time.Time // if WorkerConfig.Observe is set
 
 	pulls []pull   // arrays that receive the sum; packets are read into the first and copied to the others
 	got   []uint64 // a bit for each packet whose sum has arrived

@@ -53,7 +53,8 @@ func (t *Ticket) Explain() Waiting {
 // Tickets makes the tickets of a node, and keeps each that has a number until the caller has passed the number to Ended.
 // The caller chooses the numbers, so that it knows a ticket's number before the operation begins.
 type Tickets struct {
-	mu struct {
+	waits waits
+	mu    struct {
 		sync.Mutex
 		open     int // tickets that have not ended
 		numbered map[int64]*Ticket

@@ -47,6 +47,8 @@ type WorkerConfig struct {
 	// Stalled is called after a stall was logged for the first, second, fourth, eighth, ... time; nil: nobody wants to know. It must
 	// not block.
 	Stalled func(Stall)
+	// Observe is called for each push when its sum has arrived, with the time that this took. It must not block; nil: nobody asks.
+	Observe func(priority int32, d time.Duration)
 	// Name returns a node's name in texts: "worker 1".
 	Name func(node uint32) string
 }
@@ -244,6 +246,9 @@ func (w *Worker) launch(o *operation, e *effects) *Ticket {
 	t := o.tensor
 	ticket := w.Tickets.New(func() Waiting { return w.explain(o) })
 	o.ticket = ticket // nil again once the operation has ended
+	if w.Observe != nil {
+		o.called = time.Now()
+	}
 	w.mu.stats.BytesPushed += uint64(len(o.source))
 	t.last = o
 	t.queue = append(t.queue, o)

@@ -23,6 +23,7 @@ func (n *Node) runAlone() error {
 	plane := network.Join(aloneID)
 	var tensors uint32
 	worker := kv.NewWorker(kv.WorkerConfig{
+		Observe: n.latency.Observer(),
 		Workers: []int{0},
 		Plan:    shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },

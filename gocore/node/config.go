@@ -58,6 +58,8 @@ type Config struct {
 	SchedulerTimeout  time.Duration // likewise
 	RecoveryTimeout   time.Duration
 	Resend            bool // see cluster.Config
+	MetricsPort       int  // -1: no metrics; 0: any free port
+	MetricsHost       string
 	SendBuffer        int
 	ReceiveBuffer     int
 	PS                bool // the program uses fptps.ps: it ends a server or scheduler itself, and may meet programs of ps-lite
@@ -133,6 +135,11 @@ var Settings = []Setting{
 	{Name: "FPTPS_DETERMINISTIC", Default: "0",
 		Doc:   "1: contributions are added in the order of the workers' ranks, so that the bits of every sum are the same in every run; the same on all workers. `KVWorker(deterministic=)` overrides it.",
 		parse: boolean(func(c *Config) *bool { return &c.Deterministic })},
+	{Name: "FPTPS_METRICS_PORT",
+		Doc:   "Serves metrics for Prometheus: the scheduler at this port, servers and workers at the first free one after it; 0: any free port. Default: no metrics. [Where](seeing.md#metrics).",
+		parse: integer(0, 65534, func(c *Config) *int { return &c.MetricsPort })},
+	{Name: "FPTPS_METRICS_HOST", Default: "127.0.0.1", Doc: "The address at which metrics are served; `0.0.0.0`: all of this machine's. Whoever reaches it can read them.",
+		parse: func(c *Config, v string) error { c.MetricsHost = v; return nil }},
 	{Name: "FPTPS_SEND_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_SNDBUF of data connections; 0: the kernel chooses, which is nearly always best.",
 		parse: integer(0, 1<<30, func(c *Config) *int { return &c.SendBuffer })},
 	{Name: "FPTPS_RECEIVE_BUFFER", Default: "0", Unit: "bytes", Doc: "SO_RCVBUF of data connections; 0: the kernel chooses, which is nearly always best.",
@@ -142,7 +149,7 @@ var Settings = []Setting{
 // ParseConfig reads the settings from environment, and ignores other names in it.
 // An empty value means that the name is not set.
 func ParseConfig(environment map[string]string) (Config, error) {
-	c := Config{Role: cluster.RoleWorker, RoleGiven: environment["DMLC_ROLE"] != "", Share: cluster.Unset, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1}
+	c := Config{Role: cluster.RoleWorker, RoleGiven: environment["DMLC_ROLE"] != "", Share: cluster.Unset, Workers: -1, Servers: -1, Rank: -1, LinkRate: -1, MetricsPort: -1}
 	for _, s := range Settings {
 		value := environment[s.Name]
 		if value == "" {

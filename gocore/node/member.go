@@ -50,6 +50,7 @@ func (n *Node) runMember() error {
 	n.mu.Lock()
 	if n.mu.state == joining {
 		n.mu.state, n.mu.hasJoined = joined, true
+		n.mu.began, n.mu.waited = time.Now(), n.Tickets.Waited()
 		n.mu.newcomer = me.Newcomer && me.Role == cluster.RoleWorker
 	}
 	n.mu.Unlock()
@@ -112,7 +113,7 @@ func (n *Node) register(ctx context.Context, dataPort int) (*cluster.Postoffice,
 		return nil, err
 	}
 	events := cluster.Events{Lost: n.onLost, Vacated: n.onVacated, Buried: n.onBuried, Settled: n.onSettled, Recovered: n.onRecovered, Waiting: n.onWaiting, Closed: n.onClosed, Message: n.Office.Deliver, Failed: n.onControlPlaneFailed,
-		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed, Doing: n.onDoing}
+		Promise: n.onPrepare, Commit: n.onCommit, Abort: n.onAbort, Came: n.onCame, Admitted: n.onAdmitted, Gather: n.onGather, Meet: n.onMeet, Resumed: n.onResumed, Doing: n.onDoing, Progress: n.progress}
 	post, err := cluster.Join(ctx, v, n.clusterConfig(dataPort), events)
 	if err != nil {
 		return nil, err
@@ -325,7 +326,7 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uin
 	}
 	return create(kv.WorkerConfig{
 		Rank: view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
-		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) }, Stalled: n.onStalled,
+		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) }, Stalled: n.onStalled, Observe: n.latency.Observer(),
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
 			for i, d := range list {

@@ -13,10 +13,12 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"fptps/gocore/cluster"
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
+	"fptps/gocore/metrics"
 	"fptps/gocore/ps"
 	"fptps/gocore/transport"
 	"fptps/gocore/transport/mem"
@@ -37,8 +39,10 @@ type Node struct {
 	lifeOver     chan struct{} // closed when life has ended
 	connected    chan struct{} // closed when the node has its data connections; on the scheduler, when it accepts them
 	lifeErr      error         // result of life, set before lifeOver is closed
-	newCustomers chan int      // customers of the process that start before it has joined
-	tearingDown  sync.Mutex    // held during tearDown
+	warnings     warnings
+	latency      metrics.Latency // of the pushes, if metrics are served
+	newCustomers chan int        // customers of the process that start before it has joined
+	tearingDown  sync.Mutex      // held during tearDown
 
 	mu struct {
 		sync.Mutex
@@ -64,6 +68,9 @@ type Node struct {
 		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
 		newcomer      bool                       // this node is a worker that takes part in no rounds yet
 		points        points
+		metrics       *metrics.Server // nil: none are served
+		began         time.Time       // when this node had joined
+		waited        time.Duration   // Tickets.Waited by then
 	}
 }
 
@@ -91,7 +98,8 @@ var setProcs = sync.OnceFunc(func() {
 func Open(c Config) *Node {
 	setProcs()
 	n := &Node{config: c, Tickets: kv.NewTickets(), lifeOver: make(chan struct{}), connected: make(chan struct{}), newCustomers: make(chan int, maxCustomers)}
-	n.log, n.logRank = newLog(c, os.Stderr)
+	log, rank := newLog(c, os.Stderr)
+	n.log, n.logRank = slog.New(n.warnings.over(log.Handler())), rank
 	n.stalls = newStallReports()
 	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
 	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
@@ -121,6 +129,9 @@ func (n *Node) guard(f func() error) {
 
 // run starts the node in its role.
 func (n *Node) run() error {
+	if err := n.serveMetrics(); err != nil {
+		return err
+	}
 	switch {
 	case n.config.Alone():
 		return n.runAlone()
@@ -167,9 +178,12 @@ func (n *Node) tearDown(err error) {
 	defer n.tearingDown.Unlock()
 	n.mu.Lock()
 	tr, alone, post, scheduler := n.mu.transport, n.mu.alone, n.mu.post, n.mu.scheduler
-	worker := n.mu.worker
+	worker, server := n.mu.worker, n.mu.metrics
 	n.mu.Unlock()
 	n.cancel()
+	if server != nil {
+		server.Close()
+	}
 	if scheduler != nil { // first, so that a verdict reaches the other nodes before this node's connections end
 		scheduler.Close()
 	}
@@ -287,15 +301,20 @@ func (n *Node) explainLife() kv.Waiting {
 	return kv.Waiting{Text: fmt.Sprintf("%v joining the cluster of the scheduler at %s:%d", n.config.Role, n.config.SchedulerHost, n.config.SchedulerPort)}
 }
 
-// Sockets lists the data plane's file descriptors, for a forked child to close.
-func (n *Node) Sockets() []int {
+// Sockets lists the file descriptors of the data plane and of the metrics, for a forked child to close.
+func (n *Node) Sockets() (fds []int) {
 	n.mu.Lock()
-	tr := n.mu.transport
+	tr, server := n.mu.transport, n.mu.metrics
 	n.mu.Unlock()
-	if tr == nil {
-		return nil
+	if tr != nil {
+		fds = tr.Sockets()
 	}
-	return tr.Sockets()
+	if server != nil {
+		if fd, err := server.Socket(); err == nil {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
 }
 
 // incarnation draws a random number, which differs from those of earlier processes.

@@ -279,7 +279,7 @@ func (t *Transport) establish(peer uint32, c stream, memory *shm, s *session) (e
 	if memory != nil {
 		addr = "shared memory"
 	}
-	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, session: s, parser: parser{peer: peer}, path: capacity{late: true}}
+	n := &conn{peer: peer, fd: fd, shm: memory, remote: remote, addr: addr, session: s, tally: t.count.peers.of(peer, remote), parser: parser{peer: peer}, path: capacity{late: true}}
 	t.mu.Lock()
 	if t.mu.stopped || t.mu.leaving {
 		t.mu.Unlock()

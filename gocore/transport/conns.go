@@ -16,6 +16,7 @@ type conn struct {
 	addr   string // of the peer, for the log
 
 	session *session // of a connection that is made again when it breaks; else nil
+	tally   *tally
 
 	// Used by the receive loop alone.
 	parser parser

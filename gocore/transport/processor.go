@@ -86,9 +86,9 @@ func (t *Transport) observeProcessor() float64 {
 			busy = append(busy, spent)
 		}
 	}
-	moved := t.count.bytesSent.Load() + t.count.bytesReceived.Load()
+	sent, received := t.count.peers.total()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.processor.observe(t.now(), busy, moved)
+	t.mu.processor.observe(t.now(), busy, sent+received)
 	return t.mu.processor.known
 }

@@ -111,6 +111,15 @@ type queue struct {
 
 func (q *queue) empty() bool { return len(q.heap) == 0 && len(q.bound) == 0 }
 
+// length is the number of packets that wait.
+func (q *queue) length() int {
+	n := len(q.bound)
+	for _, r := range q.heap {
+		n += r.packets - r.next
+	}
+	return n
+}
+
 // urgency is that of the most urgent packet. Bound packets inherit it (priority
 // inheritance): they must be sent before it. The queue must not be empty.
 func (q *queue) urgency() int64 {

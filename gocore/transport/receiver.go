@@ -310,7 +310,7 @@ func (r *receiver) Arrived(peer uint32, h *wire.Header, l Destination) error {
 		s.received.Add(1)
 	}
 	r.t.count.packetsReceived.Add(1)
-	r.t.count.bytesReceived.Add(uint64(h.WireLen))
+	r.reading.tally.received.Add(uint64(h.WireLen))
 	return r.t.handler.Arrived(peer, h, l)
 }
 

@@ -23,32 +23,24 @@ type Stats struct {
 }
 
 type counters struct {
-	bytesSent, bytesReceived, packetsSent, packetsReceived, packetsLocal atomic.Uint64
-	writes, reads, wakeups, rejected, malformed, dropped, probeBytes     atomic.Uint64
-	acks, resumed                                                        atomic.Uint64
+	peers                                                            peers
+	packetsSent, packetsReceived, packetsLocal                       atomic.Uint64
+	writes, reads, wakeups, rejected, malformed, dropped, probeBytes atomic.Uint64
+	acks, resumed                                                    atomic.Uint64
 }
 
 // Stats reads the counters of all lanes.
 func (t *Transport) Stats() Stats {
 	c := t.count
-	rate := t.learnedRate()
-	for _, l := range t.others() {
-		rate += l.learnedRate()
-	}
+	rate, _ := t.LinkRates()
+	sent, received := c.peers.total()
 	return Stats{
 		Lanes: 1 + len(t.others()), LinkRate: uint64(8 * rate),
-		BytesSent: c.bytesSent.Load(), BytesReceived: c.bytesReceived.Load(),
+		BytesSent: sent, BytesReceived: received,
 		PacketsSent: c.packetsSent.Load(), PacketsReceived: c.packetsReceived.Load(),
 		PacketsLocal: c.packetsLocal.Load(), ProbeBytes: c.probeBytes.Load(),
 		Writes: c.writes.Load(), Reads: c.reads.Load(), Wakeups: c.wakeups.Load(),
 		Rejected: c.rejected.Load(), Malformed: c.malformed.Load(), Dropped: c.dropped.Load(),
 		Acks: c.acks.Load(), Resumed: c.resumed.Load(),
 	}
-}
-
-// learnedRate is what the link sends of this lane, in bytes per second.
-func (t *Transport) learnedRate() float64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mu.conns.uplink.known
 }

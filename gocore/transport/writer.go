@@ -164,7 +164,7 @@ func (w *writer) release() {
 		bytes += uint64(len(p.data()))
 	}
 	w.t.count.packetsSent.Add(packets)
-	w.t.count.bytesSent.Add(bytes)
+	w.conn.tally.sent.Add(bytes)
 	w.t.count.probeBytes.Add(probes)
 	w.t.count.acks.Add(acks)
 	for _, p := range w.batch.packets[:w.batch.done] {

@@ -103,7 +103,10 @@ func (c *conn) message() error {
 		return c.data(e, h)
 	}
 	defer c.van.connections.heard(c)
-	if why == nil && !h.More {
+	switch {
+	case why == nil && !h.More && isQuestion(meta):
+		return c.question(e, decoded)
+	case why == nil && !h.More:
 		c.van.deliver(e)
 		return nil
 	}

@@ -21,6 +21,8 @@ type Envelope struct {
 	Host string // the address of its connection; "" if unknown
 	Meta *pspb.Meta
 	Data [][]byte
+
+	Answer func(*pspb.Meta) // answers a question over its connection, once, and never blocks; nil for all other messages
 }
 
 // Van sends and receives messages. Only one goroutine may call Receive; the other methods may

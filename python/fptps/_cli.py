@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -14,9 +16,13 @@ import click
 from . import _logs, scheduler, server
 from ._bench.command import bench
 from ._doctor.command import doctor
-from ._environment import KEEP_GOING
-from .cluster._commands import cluster_commands, name_torch_group, reserved_port
+from ._environment import KEEP_GOING, REPORT
+from ._status import runs
+from ._status.command import status
+from ._status.summary import summary
+from .cluster._commands import HOST, cluster_commands, name_torch_group, reserved_port
 from .cluster._ending import KILL_S
+from .cluster._folder import temporary_folder
 from .cluster._supervisor import Supervisor
 from .errors import ConfigError
 
@@ -29,6 +35,7 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(doctor)
+main.add_command(status)
 
 
 class Workers(NamedTuple):
@@ -113,9 +120,11 @@ def run(
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     environment = _environment(workers, restarts, keep_going)
-    with reserved_port() as port, reserved_port() as store_port:
+    with reserved_port() as port, reserved_port() as store_port, temporary_folder() as folder:
         commands = cluster_commands(workers.number, servers, port, lambda rank: list(program), environment)
         name_torch_group(commands, store_port)
+        last_status = folder / "status"
+        commands[0].environment[REPORT] = str(last_status)
         supervisor = Supervisor(commands, kill=grace, keep_going=keep_going, restarts=restarts)
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -123,16 +132,28 @@ def run(
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, stop)
-        code = supervisor.run()
+        with runs.noted(HOST, port, commands[0].environment["FPTPS_TOKEN"], list(program)):
+            code = supervisor.run()
+        line = _summary(last_status)
     if code == 0 and not supervisor.joined():
         supervisor.tell(
             "fptps: the program ended well, but no cluster came about: no worker joined. Does it make an "
             "fptps.KVWorker() (or fptps.ps.start())?"
         )
         code = 1
+    if line and supervisor.stopped_by != signal.SIGPIPE:
+        click.echo(f"fptps: {'until then' if code else 'done'}: {line}", err=True)
     if supervisor.stopped_by == signal.SIGPIPE:  # the buffered output has no reader any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _summary(last_status: Path) -> str:
+    """What the run has done, by the last status of its scheduler; "" if that was killed, or nothing was summed."""
+    try:
+        return summary(json.loads(last_status.read_text()))
+    except (OSError, ValueError):
+        return ""
 
 
 def _environment(workers: Workers, restarts: int, keep_going: bool) -> dict[str, str]:

@@ -27,7 +27,8 @@ KEEP_GOING: Final = "FPTPS_KEEP_GOING"
 """Set by `fptps run --keep-going`, for its program."""
 
 REPORT: Final = "FPTPS_REPORT"
-"""Set by `fptps run` and LocalCluster for a worker without which its cluster may go on: the file of its Report."""
+"""Set by `fptps run` and LocalCluster for a worker without which its cluster may go on: the file of its Report; by
+`fptps run` for its scheduler: the file of the last status."""
 
 PREFIXES: Final = ("DMLC_", "PS_", "FPTPS_")
 

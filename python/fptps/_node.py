@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from . import _logs
-from ._environment import warn
+from ._environment import REPORT, warn
 from ._session import Session
 from .errors import OF_CORE, ClosedError
 from .ticket import SLICE_S
@@ -72,6 +72,8 @@ def serve(
             _identify(session, role)
             return _fail(role, error)
         finally:
+            if role == "scheduler":
+                _report_status(session)
             # Until the close has ended, messages to the others, such as a verdict, may still have to be sent.
             with contextlib.suppress(ClosedError):  # the start was refused
                 end = session.submit(core.close, None, 0, "")
@@ -90,6 +92,16 @@ def _identify(session: Session, role: str) -> None:
         info = json.loads(session.core.info(session.usable()))
         if role == "server" and info["joined"]:
             _logs.identify(session, role, info["rank"])
+
+
+def _report_status(session: Session) -> None:
+    """Writes the last status of the cluster for the `fptps run` that has started this scheduler."""
+    path = os.environ.get(REPORT)
+    if path and os.path.isdir(os.path.dirname(path)):
+        with contextlib.suppress(ClosedError, OSError):
+            text = session.core.status(session.usable())
+            with open(path, "w") as file:
+                file.write(text)
 
 
 class _Announcer:

@@ -1,4 +1,4 @@
-// Package zmtp is the accepting side of ZeroMQ's wire protocol, as a ROUTER socket that only receives: ZMTP 3 (RFC 23 and
+// Package zmtp is the accepting side of ZeroMQ's wire protocol, as a ROUTER socket that receives, and answers by single frames: ZMTP 3 (RFC 23 and
 // 37) and ZMTP 2 (RFC 15, libzmq 3) with the mechanism NULL. It keeps nothing of a peer but its identity, so that the caller decides
 // which of a peer's bytes get memory.
 package zmtp
@@ -206,4 +206,14 @@ func ReadMessageHeader(r *bufio.Reader) (Header, error) {
 			return h, noEOF(err)
 		}
 	}
+}
+
+// AppendFrame appends a message of one frame to b.
+func AppendFrame(b, frame []byte) []byte {
+	if len(frame) <= 255 {
+		b = append(b, 0, byte(len(frame)))
+	} else {
+		b = binary.BigEndian.AppendUint64(append(b, flagLong), uint64(len(frame)))
+	}
+	return append(b, frame...)
 }

@@ -335,6 +335,9 @@ type Meta struct {
 	//	*Meta_Resumed
 	//	*Meta_BackedUp
 	//	*Meta_Doing
+	//	*Meta_Progress
+	//	*Meta_StatusAsk
+	//	*Meta_Status
 	Own           isMeta_Own `protobuf_oneof:"own"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -863,6 +866,33 @@ func (x *Meta) GetDoing() *Doing {
 	return nil
 }
 
+func (x *Meta) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetStatusAsk() *StatusAsk {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_StatusAsk); ok {
+			return x.StatusAsk
+		}
+	}
+	return nil
+}
+
+func (x *Meta) GetStatus() *Status {
+	if x != nil {
+		if x, ok := x.Own.(*Meta_Status); ok {
+			return x.Status
+		}
+	}
+	return nil
+}
+
 type isMeta_Own interface {
 	isMeta_Own()
 }
@@ -999,6 +1029,18 @@ type Meta_Doing struct {
 	Doing *Doing `protobuf:"bytes,1080,opt,name=doing,oneof"` // node to scheduler to node, and back
 }
 
+type Meta_Progress struct {
+	Progress *Progress `protobuf:"bytes,1070,opt,name=progress,oneof"` // node to scheduler
+}
+
+type Meta_StatusAsk struct {
+	StatusAsk *StatusAsk `protobuf:"bytes,1071,opt,name=status_ask,json=statusAsk,oneof"` // anyone to scheduler, with HEARTBEAT
+}
+
+type Meta_Status struct {
+	Status *Status `protobuf:"bytes,1072,opt,name=status,oneof"` // scheduler to the one that asks, over the same connection
+}
+
 func (*Meta_Join) isMeta_Own() {}
 
 func (*Meta_Refused) isMeta_Own() {}
@@ -1064,6 +1106,12 @@ func (*Meta_Resumed) isMeta_Own() {}
 func (*Meta_BackedUp) isMeta_Own() {}
 
 func (*Meta_Doing) isMeta_Own() {}
+
+func (*Meta_Progress) isMeta_Own() {}
+
+func (*Meta_StatusAsk) isMeta_Own() {}
+
+func (*Meta_Status) isMeta_Own() {}
 
 // Join is what a joining node believes about the cluster.
 type Join struct {
@@ -3214,6 +3262,279 @@ func (x *Resumed) GetIncarnation() uint64 {
 	return 0
 }
 
+// Progress says what the sender has counted since it joined, and what it waits for. It comes every second. Counts are
+// cumulative, so that a lost one loses nothing.
+type Progress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *uint64                `protobuf:"varint,1,opt,name=at" json:"at,omitempty"` // when it was counted, in us since then by its own clock
+	Rounds        *uint64                `protobuf:"varint,2,opt,name=rounds" json:"rounds,omitempty"`
+	Steps         *uint64                `protobuf:"varint,3,opt,name=steps" json:"steps,omitempty"`
+	Sent          *uint64                `protobuf:"varint,4,opt,name=sent" json:"sent,omitempty"` // bytes of payload, as all below
+	Received      *uint64                `protobuf:"varint,5,opt,name=received" json:"received,omitempty"`
+	LinkSent      *uint64                `protobuf:"varint,6,opt,name=link_sent,json=linkSent" json:"link_sent,omitempty"` // those with other hosts
+	LinkReceived  *uint64                `protobuf:"varint,7,opt,name=link_received,json=linkReceived" json:"link_received,omitempty"`
+	Waited        *uint64                `protobuf:"varint,8,opt,name=waited" json:"waited,omitempty"` // us for which at least one thread of the program has waited
+	Up            *float64               `protobuf:"fixed64,9,opt,name=up" json:"up,omitempty"`        // what its link carries, in bytes per second; absent: not known
+	Down          *float64               `protobuf:"fixed64,10,opt,name=down" json:"down,omitempty"`
+	Plan          *uint32                `protobuf:"varint,11,opt,name=plan" json:"plan,omitempty"`
+	Waiting       *string                `protobuf:"bytes,12,opt,name=waiting" json:"waiting,omitempty"`  // the round that has waited longest for others: "key 3 round 7"
+	Missing       []string               `protobuf:"bytes,13,rep,name=missing" json:"missing,omitempty"`  // for whom
+	Stalled       *uint64                `protobuf:"varint,14,opt,name=stalled" json:"stalled,omitempty"` // for how long, us
+	Warning       *string                `protobuf:"bytes,15,opt,name=warning" json:"warning,omitempty"`  // the last line of its log that is a warning or an error
+	Warned        *uint64                `protobuf:"varint,16,opt,name=warned" json:"warned,omitempty"`   // us before `at`
+	Pushed        *uint64                `protobuf:"varint,17,opt,name=pushed" json:"pushed,omitempty"`   // bytes of the program's arrays
+	Metrics       *string                `protobuf:"bytes,18,opt,name=metrics" json:"metrics,omitempty"`  // where it serves them, host:port
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Progress) Reset() {
+	*x = Progress{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Progress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Progress) ProtoMessage() {}
+
+func (x *Progress) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Progress.ProtoReflect.Descriptor instead.
+func (*Progress) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Progress) GetAt() uint64 {
+	if x != nil && x.At != nil {
+		return *x.At
+	}
+	return 0
+}
+
+func (x *Progress) GetRounds() uint64 {
+	if x != nil && x.Rounds != nil {
+		return *x.Rounds
+	}
+	return 0
+}
+
+func (x *Progress) GetSteps() uint64 {
+	if x != nil && x.Steps != nil {
+		return *x.Steps
+	}
+	return 0
+}
+
+func (x *Progress) GetSent() uint64 {
+	if x != nil && x.Sent != nil {
+		return *x.Sent
+	}
+	return 0
+}
+
+func (x *Progress) GetReceived() uint64 {
+	if x != nil && x.Received != nil {
+		return *x.Received
+	}
+	return 0
+}
+
+func (x *Progress) GetLinkSent() uint64 {
+	if x != nil && x.LinkSent != nil {
+		return *x.LinkSent
+	}
+	return 0
+}
+
+func (x *Progress) GetLinkReceived() uint64 {
+	if x != nil && x.LinkReceived != nil {
+		return *x.LinkReceived
+	}
+	return 0
+}
+
+func (x *Progress) GetWaited() uint64 {
+	if x != nil && x.Waited != nil {
+		return *x.Waited
+	}
+	return 0
+}
+
+func (x *Progress) GetUp() float64 {
+	if x != nil && x.Up != nil {
+		return *x.Up
+	}
+	return 0
+}
+
+func (x *Progress) GetDown() float64 {
+	if x != nil && x.Down != nil {
+		return *x.Down
+	}
+	return 0
+}
+
+func (x *Progress) GetPlan() uint32 {
+	if x != nil && x.Plan != nil {
+		return *x.Plan
+	}
+	return 0
+}
+
+func (x *Progress) GetWaiting() string {
+	if x != nil && x.Waiting != nil {
+		return *x.Waiting
+	}
+	return ""
+}
+
+func (x *Progress) GetMissing() []string {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+func (x *Progress) GetStalled() uint64 {
+	if x != nil && x.Stalled != nil {
+		return *x.Stalled
+	}
+	return 0
+}
+
+func (x *Progress) GetWarning() string {
+	if x != nil && x.Warning != nil {
+		return *x.Warning
+	}
+	return ""
+}
+
+func (x *Progress) GetWarned() uint64 {
+	if x != nil && x.Warned != nil {
+		return *x.Warned
+	}
+	return 0
+}
+
+func (x *Progress) GetPushed() uint64 {
+	if x != nil && x.Pushed != nil {
+		return *x.Pushed
+	}
+	return 0
+}
+
+func (x *Progress) GetMetrics() string {
+	if x != nil && x.Metrics != nil {
+		return *x.Metrics
+	}
+	return ""
+}
+
+// StatusAsk asks the scheduler for the state of the cluster. It rides with a HEARTBEAT without nodes, which a scheduler of
+// ps-lite ignores.
+type StatusAsk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Secret        *string                `protobuf:"bytes,1,opt,name=secret" json:"secret,omitempty"` // FPTPS_TOKEN
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusAsk) Reset() {
+	*x = StatusAsk{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusAsk) ProtoMessage() {}
+
+func (x *StatusAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusAsk.ProtoReflect.Descriptor instead.
+func (*StatusAsk) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *StatusAsk) GetSecret() string {
+	if x != nil && x.Secret != nil {
+		return *x.Secret
+	}
+	return ""
+}
+
+// Status is the state of the cluster.
+type Status struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Json          []byte                 `protobuf:"bytes,1,opt,name=json" json:"json,omitempty"` // by gzip, as a large cluster's is longer than a message
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Status) Reset() {
+	*x = Status{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Status) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Status) ProtoMessage() {}
+
+func (x *Status) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Status.ProtoReflect.Descriptor instead.
+func (*Status) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *Status) GetJson() []byte {
+	if x != nil {
+		return x.Json
+	}
+	return nil
+}
+
 // Part is one opinion and who holds it.
 type Disagreement_Part struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3230,7 +3551,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3563,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3639,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3651,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3692,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3704,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3746,7 @@ type Known_Backup struct {
 
 func (x *Known_Backup) Reset() {
 	*x = Known_Backup{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3758,7 @@ func (x *Known_Backup) String() string {
 func (*Known_Backup) ProtoMessage() {}
 
 func (x *Known_Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3485,7 +3806,7 @@ type Known_Term struct {
 
 func (x *Known_Term) Reset() {
 	*x = Known_Term{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3818,7 @@ func (x *Known_Term) String() string {
 func (*Known_Term) ProtoMessage() {}
 
 func (x *Known_Term) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3555,7 +3876,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xdb\x10\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xe0\x11\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -3629,7 +3950,12 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\bannounce\x18\x8f\b \x01(\v2\f.ps.AnnounceH\x00R\bannounce\x12(\n" +
 	"\aresumed\x18\x94\b \x01(\v2\v.ps.ResumedH\x00R\aresumed\x12,\n" +
 	"\tbacked_up\x18\x9a\b \x01(\v2\f.ps.BackedUpH\x00R\bbackedUp\x12\"\n" +
-	"\x05doing\x18\xb8\b \x01(\v2\t.ps.DoingH\x00R\x05doingB\x05\n" +
+	"\x05doing\x18\xb8\b \x01(\v2\t.ps.DoingH\x00R\x05doing\x12+\n" +
+	"\bprogress\x18\xae\b \x01(\v2\f.ps.ProgressH\x00R\bprogress\x12/\n" +
+	"\n" +
+	"status_ask\x18\xaf\b \x01(\v2\r.ps.StatusAskH\x00R\tstatusAsk\x12%\n" +
+	"\x06status\x18\xb0\b \x01(\v2\n" +
+	".ps.StatusH\x00R\x06statusB\x05\n" +
 	"\x03own\"R\n" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
@@ -3801,7 +4127,31 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\b.ps.NodeR\x04node\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\rR\x04term\x12\x1a\n" +
 	"\bdecision\x18\x03 \x01(\x04R\bdecision\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x06R\vincarnationB\x18Z\x16fptps/gocore/wire/pspb"
+	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"\xbc\x03\n" +
+	"\bProgress\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\x04R\x02at\x12\x16\n" +
+	"\x06rounds\x18\x02 \x01(\x04R\x06rounds\x12\x14\n" +
+	"\x05steps\x18\x03 \x01(\x04R\x05steps\x12\x12\n" +
+	"\x04sent\x18\x04 \x01(\x04R\x04sent\x12\x1a\n" +
+	"\breceived\x18\x05 \x01(\x04R\breceived\x12\x1b\n" +
+	"\tlink_sent\x18\x06 \x01(\x04R\blinkSent\x12#\n" +
+	"\rlink_received\x18\a \x01(\x04R\flinkReceived\x12\x16\n" +
+	"\x06waited\x18\b \x01(\x04R\x06waited\x12\x0e\n" +
+	"\x02up\x18\t \x01(\x01R\x02up\x12\x12\n" +
+	"\x04down\x18\n" +
+	" \x01(\x01R\x04down\x12\x12\n" +
+	"\x04plan\x18\v \x01(\rR\x04plan\x12\x18\n" +
+	"\awaiting\x18\f \x01(\tR\awaiting\x12\x18\n" +
+	"\amissing\x18\r \x03(\tR\amissing\x12\x18\n" +
+	"\astalled\x18\x0e \x01(\x04R\astalled\x12\x18\n" +
+	"\awarning\x18\x0f \x01(\tR\awarning\x12\x16\n" +
+	"\x06warned\x18\x10 \x01(\x04R\x06warned\x12\x16\n" +
+	"\x06pushed\x18\x11 \x01(\x04R\x06pushed\x12\x18\n" +
+	"\ametrics\x18\x12 \x01(\tR\ametrics\"#\n" +
+	"\tStatusAsk\x12\x16\n" +
+	"\x06secret\x18\x01 \x01(\tR\x06secret\"\x1c\n" +
+	"\x06Status\x12\x12\n" +
+	"\x04json\x18\x01 \x01(\fR\x04jsonB\x18Z\x16fptps/gocore/wire/pspb"
 
 var (
 	file_gocore_wire_pspb_ps_proto_rawDescOnce sync.Once
@@ -3815,7 +4165,7 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
@@ -3854,11 +4204,14 @@ var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Ledger)(nil),            // 34: ps.Ledger
 	(*Announce)(nil),          // 35: ps.Announce
 	(*Resumed)(nil),           // 36: ps.Resumed
-	(*Disagreement_Part)(nil), // 37: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 38: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 39: ps.Commit.Share
-	(*Known_Backup)(nil),      // 40: ps.Known.Backup
-	(*Known_Term)(nil),        // 41: ps.Known.Term
+	(*Progress)(nil),          // 37: ps.Progress
+	(*StatusAsk)(nil),         // 38: ps.StatusAsk
+	(*Status)(nil),            // 39: ps.Status
+	(*Disagreement_Part)(nil), // 40: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 41: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 42: ps.Commit.Share
+	(*Known_Backup)(nil),      // 43: ps.Known.Backup
+	(*Known_Term)(nil),        // 44: ps.Known.Term
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
@@ -3897,27 +4250,30 @@ var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	36, // 33: ps.Meta.resumed:type_name -> ps.Resumed
 	31, // 34: ps.Meta.backed_up:type_name -> ps.BackedUp
 	32, // 35: ps.Meta.doing:type_name -> ps.Doing
-	2,  // 36: ps.Batch.message:type_name -> ps.Meta
-	6,  // 37: ps.Declared.tensor:type_name -> ps.Declare
-	37, // 38: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	38, // 39: ps.Capacity.path:type_name -> ps.Capacity.Path
-	39, // 40: ps.Commit.share:type_name -> ps.Commit.Share
-	41, // 41: ps.Known.term:type_name -> ps.Known.Term
-	39, // 42: ps.Known.share:type_name -> ps.Commit.Share
-	40, // 43: ps.Known.backup:type_name -> ps.Known.Backup
-	8,  // 44: ps.Ledger.tensor:type_name -> ps.Declared
-	41, // 45: ps.Announce.term:type_name -> ps.Known.Term
-	2,  // 46: ps.Announce.decision:type_name -> ps.Meta
-	8,  // 47: ps.Announce.tensor:type_name -> ps.Declared
-	0,  // 48: ps.Announce.node:type_name -> ps.Node
-	0,  // 49: ps.Announce.member:type_name -> ps.Node
-	33, // 50: ps.Announce.known:type_name -> ps.Known
-	0,  // 51: ps.Resumed.node:type_name -> ps.Node
-	52, // [52:52] is the sub-list for method output_type
-	52, // [52:52] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	37, // 36: ps.Meta.progress:type_name -> ps.Progress
+	38, // 37: ps.Meta.status_ask:type_name -> ps.StatusAsk
+	39, // 38: ps.Meta.status:type_name -> ps.Status
+	2,  // 39: ps.Batch.message:type_name -> ps.Meta
+	6,  // 40: ps.Declared.tensor:type_name -> ps.Declare
+	40, // 41: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	41, // 42: ps.Capacity.path:type_name -> ps.Capacity.Path
+	42, // 43: ps.Commit.share:type_name -> ps.Commit.Share
+	44, // 44: ps.Known.term:type_name -> ps.Known.Term
+	42, // 45: ps.Known.share:type_name -> ps.Commit.Share
+	43, // 46: ps.Known.backup:type_name -> ps.Known.Backup
+	8,  // 47: ps.Ledger.tensor:type_name -> ps.Declared
+	44, // 48: ps.Announce.term:type_name -> ps.Known.Term
+	2,  // 49: ps.Announce.decision:type_name -> ps.Meta
+	8,  // 50: ps.Announce.tensor:type_name -> ps.Declared
+	0,  // 51: ps.Announce.node:type_name -> ps.Node
+	0,  // 52: ps.Announce.member:type_name -> ps.Node
+	33, // 53: ps.Announce.known:type_name -> ps.Known
+	0,  // 54: ps.Resumed.node:type_name -> ps.Node
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -3959,6 +4315,9 @@ func file_gocore_wire_pspb_ps_proto_init() {
 		(*Meta_Resumed)(nil),
 		(*Meta_BackedUp)(nil),
 		(*Meta_Doing)(nil),
+		(*Meta_Progress)(nil),
+		(*Meta_StatusAsk)(nil),
+		(*Meta_Status)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3966,7 +4325,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

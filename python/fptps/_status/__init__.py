@@ -1,0 +1,1 @@
+"""The command `fptps status`, and what `fptps run` says at its end."""
