@@ -174,8 +174,10 @@ def test_the_others_hear_whose_exception_it_was(program):
     done = under_fptps_run(program(FAILS), 2, 0, FAILS="1", HOW="raises")
     assert done.returncode == 1
     assert "[worker 1] ValueError: on purpose" in done.stderr
-    (lost,) = lines(done.stderr, "[worker 0] fptps.errors.NodeLostError")
-    assert "worker 1 was lost: it left by ValueError: on purpose" in lost
+    cause, consequence, *_ = [line for line in lines(done.stderr, "fptps: ") if "worker" in line.split(" (")[0]]
+    assert cause.endswith("ended with exit code 1: ValueError: on purpose")
+    assert consequence.startswith("fptps: worker 0 ")
+    assert consequence.endswith("as worker 1 was lost")
 
 
 @pytest.mark.parametrize(("how", "code"), [("raises", 1), ("killed", -9)])
