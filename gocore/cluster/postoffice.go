@@ -43,6 +43,7 @@ type Postoffice struct {
 	closed   map[int]bool  // nodes that wait in the last barrier: they enter no other one, and declare nothing
 	left     chan struct{} // closed at the verdict that follows Leave, or at the end; nil: this node has not left
 	beat     time.Time     // when the next heartbeat is due
+	asked    int64         // what this node's clock showed in the last heartbeat; 0: it is answered
 	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
 	history  *history // of the scheduler's decisions; nil: the cluster ends with its scheduler
@@ -208,6 +209,7 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 			return
 		}
 		p.heard = now
+		p.readClock(e.Meta)
 	}
 	answer, done := p.acks.take(from, e.Meta)
 	if answer != nil {
@@ -425,8 +427,7 @@ func (p *Postoffice) tick(now time.Time) {
 		return
 	}
 	if p.c.HeartbeatInterval > 0 && !now.Before(p.beat) {
-		p.beat = now.Add(p.c.HeartbeatInterval)
-		p.send(heartbeat(p.view.Me()))
+		p.sendHeartbeat(now)
 	}
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {
 		p.loseScheduler(now, fmt.Sprintf("it was silent for %v", silence.Round(time.Second)))

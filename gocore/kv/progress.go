@@ -88,6 +88,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 	}
 	tickets := []*Ticket{o.ticket}
 	o.ticket.epoch = o.epoch
+	w.traceDone(o)
 	o.ticket = nil
 	if o.borrowed {
 		w.mu.flights.leave(o.source, o)

@@ -15,6 +15,7 @@ import (
 	"fptps/gocore/plan"
 	"fptps/gocore/reduce"
 	"fptps/gocore/store"
+	"fptps/gocore/trace"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -44,6 +45,7 @@ type WorkerConfig struct {
 	Stateful func(what string)
 	// Declare asks the scheduler for the ids of keys. The scheduler answers when all workers have declared a key.
 	Declare func([]Declaration)
+	Trace   *trace.Tracer // of operations; nil: none are traced
 	// Name returns a node's name in texts: "worker 1".
 	Name func(node uint32) string
 }
@@ -242,6 +244,7 @@ func (w *Worker) launch(o *operation, e *effects) *Ticket {
 	w.mu.stats.BytesPushed += uint64(len(o.source))
 	t.last = o
 	t.queue = append(t.queue, o)
+	w.traceCalled(o)
 	e.sends = append(e.sends, w.advance(t)...)
 	return ticket
 }

@@ -46,6 +46,8 @@ type Config struct {
 	Deterministic     bool // see kv.WorkerConfig
 	Secret            string
 	Verbose           int
+	Trace             uint32 // packets are traced 1 in so many from the start; 0: none
+	TraceFolder       string // of the parts that nodes write
 	JoinTimeout       time.Duration
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
@@ -84,6 +86,11 @@ var Settings = []Setting{
 		parse: integer(0, 65535, func(c *Config) *int { return &c.DataPort })},
 	{Name: "PS_VERBOSE", Default: "0", Doc: "0: warnings and errors, 1: also what the node does, 2: everything.",
 		parse: integer(0, 2, func(c *Config) *int { return &c.Verbose })},
+	{Name: "FPTPS_TRACE", Default: "0",
+		Doc:   "Records [what happens to packets and operations](seeing.md#timelines) from the start: `1/64`: of 1 packet in 64 (any number up to 1,000,000), `1`: of every packet, `0`: nothing. Each node writes its part into a file when it ends.",
+		parse: parseTrace},
+	{Name: "FPTPS_TRACE_DIR", Default: "fptps-trace", Doc: "The folder in which a node that is traced writes its part of the timeline.",
+		parse: func(c *Config, v string) error { c.TraceFolder = v; return nil }},
 	{Name: "PS_HEARTBEAT_INTERVAL", Default: "5", Unit: "seconds", Doc: "Time between two heartbeats to the scheduler; 0: none.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
@@ -226,6 +233,24 @@ func parseSchedule(c *Config, value string) error {
 	return oneOf(&c.Schedule, value, map[string]transport.Schedule{
 		"packet": transport.ByPacket, "message": transport.ByMessage, "partitioned": transport.InOrder, "fifo": transport.InOrder,
 	}, "packet, message, partitioned or fifo is expected")
+}
+
+// ParseTrace reads "0", "1" or "1/64": how many packets there are for each that is traced, 0 if none is.
+func ParseTrace(value string) (uint32, error) {
+	var n int
+	err := integer(0, 1, func(*Config) *int { return &n })(nil, value)
+	if among, found := strings.CutPrefix(value, "1/"); found {
+		err = integer(1, 1_000_000, func(*Config) *int { return &n })(nil, among)
+	}
+	if err != nil {
+		return 0, errors.New("0, 1 or a fraction such as 1/64 is expected, of 1/1000000 at least")
+	}
+	return uint32(n), nil
+}
+
+func parseTrace(c *Config, value string) (err error) {
+	c.Trace, err = ParseTrace(value)
+	return err
 }
 
 func parseInterface(c *Config, value string) error {

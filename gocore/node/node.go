@@ -17,6 +17,7 @@ import (
 	"fptps/gocore/fault"
 	"fptps/gocore/kv"
 	"fptps/gocore/ps"
+	"fptps/gocore/trace"
 	"fptps/gocore/transport"
 	"fptps/gocore/transport/mem"
 )
@@ -33,9 +34,10 @@ type Node struct {
 	life         *kv.Ticket    // see Life
 	lifeOver     chan struct{} // closed when life has ended
 	connected    chan struct{} // closed when the node has its data connections; on the scheduler, when it accepts them
-	lifeErr      error         // result of life, set before lifeOver is closed
-	newCustomers chan int      // customers of the process that start before it has joined
-	tearingDown  sync.Mutex    // held during tearDown
+	tracer       *trace.Tracer
+	lifeErr      error      // result of life, set before lifeOver is closed
+	newCustomers chan int   // customers of the process that start before it has joined
+	tearingDown  sync.Mutex // held during tearDown
 
 	mu struct {
 		sync.Mutex
@@ -59,6 +61,7 @@ type Node struct {
 		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
 		recoverySteps map[int]recoveryStep       // latest step for each node
 		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
+		sampling      chan struct{}              // closed to end the sampler; nil: this node is not traced
 		newcomer      bool                       // this node is a worker that takes part in no rounds yet
 		points        points
 	}
@@ -89,10 +92,14 @@ func Open(c Config) *Node {
 	setProcs()
 	n := &Node{config: c, Tickets: kv.NewTickets(), lifeOver: make(chan struct{}), connected: make(chan struct{}), newCustomers: make(chan int, maxCustomers)}
 	n.log = newLog(c)
+	n.tracer = newTracer()
 	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
 	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life = n.Tickets.New(n.explainLife)
+	if c.Trace > 0 {
+		n.StartTrace(c.Trace)
+	}
 	go n.guard(n.run)
 	return n
 }
@@ -188,6 +195,7 @@ func (n *Node) tearDown(err error) {
 	if post != nil {
 		post.Close()
 	}
+	n.endTrace()
 	n.mu.Lock()
 	last, waiting := n.mu.failure, n.mu.points.end()
 	if last == nil && !n.mu.hasJoined {

@@ -28,6 +28,7 @@ type conn struct {
 	queued report // how long packets from all hosts wait before the peer's link, as it says
 	uplink report // how long those of the peer wait at least, wherever they go, as it says
 
+	carried  carried
 	linked   uint64        // bytes that the peer has sent; used by the receive loop alone
 	compared time.Duration // when its packets' wait was compared with others', likewise
 

@@ -267,6 +267,7 @@ func (r *receiver) read(c *conn) {
 			return
 		}
 		left -= n
+		c.carried.received.Add(uint64(n))
 		if err := c.parser.advance(n, r); err != nil {
 			r.t.count.malformed.Add(1)
 			r.t.config.Log.Warn("data connection closed: malformed packet",
@@ -311,6 +312,7 @@ func (r *receiver) Arrived(peer uint32, h *wire.Header, l Destination) error {
 	}
 	r.t.count.packetsReceived.Add(1)
 	r.t.count.bytesReceived.Add(uint64(h.WireLen))
+	r.t.traceRead(peer, h)
 	return r.t.handler.Arrived(peer, h, l)
 }
 

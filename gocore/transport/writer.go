@@ -117,6 +117,7 @@ func (w *writer) transmit() {
 		w.fail(fmt.Errorf("write: %w", errno))
 	}
 	w.wrote = n
+	c.carried.sent.Add(uint64(n))
 	w.batch.recordWritten(n)
 	w.full = w.full || n < bytes
 	w.release()
@@ -167,6 +168,7 @@ func (w *writer) release() {
 	w.t.count.bytesSent.Add(bytes)
 	w.t.count.probeBytes.Add(probes)
 	w.t.count.acks.Add(acks)
+	w.t.traceWritten(w.conn.peer, w.batch.packets[:w.batch.done])
 	for _, p := range w.batch.packets[:w.batch.done] {
 		if !p.last() {
 			continue

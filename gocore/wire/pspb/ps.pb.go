@@ -298,6 +298,8 @@ type Meta struct {
 	Known *Known `protobuf:"bytes,1043,opt,name=known" json:"known,omitempty"`
 	// In the answer to ADD_NODE: each aggregator has a backup with a replica of what it stores.
 	Replicates *bool `protobuf:"varint,1009,opt,name=replicates" json:"replicates,omitempty"`
+	// In HEARTBEAT: what the clocks show.
+	Clock *Clock `protobuf:"bytes,1060,opt,name=clock" json:"clock,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -556,6 +558,13 @@ func (x *Meta) GetReplicates() bool {
 		return *x.Replicates
 	}
 	return false
+}
+
+func (x *Meta) GetClock() *Clock {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
 }
 
 func (x *Meta) GetOwn() isMeta_Own {
@@ -1110,6 +1119,59 @@ func (x *Join) GetServers() uint32 {
 	return 0
 }
 
+// Clock compares the clocks of a node and the scheduler.
+type Clock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sent          *int64                 `protobuf:"fixed64,1,opt,name=sent" json:"sent,omitempty"`           // the node's, when it asked, ns; the scheduler sends it back
+	Scheduler     *int64                 `protobuf:"fixed64,2,opt,name=scheduler" json:"scheduler,omitempty"` // the scheduler's, when it answered, ns
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Clock) Reset() {
+	*x = Clock{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Clock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Clock) ProtoMessage() {}
+
+func (x *Clock) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Clock.ProtoReflect.Descriptor instead.
+func (*Clock) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Clock) GetSent() int64 {
+	if x != nil && x.Sent != nil {
+		return *x.Sent
+	}
+	return 0
+}
+
+func (x *Clock) GetScheduler() int64 {
+	if x != nil && x.Scheduler != nil {
+		return *x.Scheduler
+	}
+	return 0
+}
+
 // Refused turns a request down for good.
 type Refused struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1122,7 +1184,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1196,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1209,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{4}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Refused) GetReason() string {
@@ -1183,7 +1245,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1257,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1270,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{5}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Waiting) GetWhat() string {
@@ -1248,7 +1310,7 @@ type Declare struct {
 
 func (x *Declare) Reset() {
 	*x = Declare{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1322,7 @@ func (x *Declare) String() string {
 func (*Declare) ProtoMessage() {}
 
 func (x *Declare) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1335,7 @@ func (x *Declare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declare.ProtoReflect.Descriptor instead.
 func (*Declare) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{6}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Declare) GetKey() uint64 {
@@ -1335,7 +1397,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1409,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1422,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{7}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Batch) GetMessage() []*Meta {
@@ -1383,7 +1445,7 @@ type Declared struct {
 
 func (x *Declared) Reset() {
 	*x = Declared{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1457,7 @@ func (x *Declared) String() string {
 func (*Declared) ProtoMessage() {}
 
 func (x *Declared) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1470,7 @@ func (x *Declared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declared.ProtoReflect.Descriptor instead.
 func (*Declared) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Declared) GetKey() uint64 {
@@ -1450,7 +1512,7 @@ type Disagreement struct {
 
 func (x *Disagreement) Reset() {
 	*x = Disagreement{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1524,7 @@ func (x *Disagreement) String() string {
 func (*Disagreement) ProtoMessage() {}
 
 func (x *Disagreement) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1537,7 @@ func (x *Disagreement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disagreement.ProtoReflect.Descriptor instead.
 func (*Disagreement) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Disagreement) GetKey() uint64 {
@@ -1504,7 +1566,7 @@ type Suspect struct {
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1578,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1591,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Suspect) GetId() int32 {
@@ -1569,7 +1631,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1643,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1656,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lost) GetId() int32 {
@@ -1657,7 +1719,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1731,7 @@ func (x *Leave) String() string {
 func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1744,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{12}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Leave) GetWhy() string {
@@ -1706,7 +1768,7 @@ type Closed struct {
 
 func (x *Closed) Reset() {
 	*x = Closed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1780,7 @@ func (x *Closed) String() string {
 func (*Closed) ProtoMessage() {}
 
 func (x *Closed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1793,7 @@ func (x *Closed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Closed.ProtoReflect.Descriptor instead.
 func (*Closed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{13}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Closed) GetId() int32 {
@@ -1766,7 +1828,7 @@ type Withdraw struct {
 
 func (x *Withdraw) Reset() {
 	*x = Withdraw{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1840,7 @@ func (x *Withdraw) String() string {
 func (*Withdraw) ProtoMessage() {}
 
 func (x *Withdraw) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1853,7 @@ func (x *Withdraw) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdraw.ProtoReflect.Descriptor instead.
 func (*Withdraw) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{14}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{15}
 }
 
 // Failure answers a request that could not be served.
@@ -1804,7 +1866,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1816,7 +1878,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1829,7 +1891,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{15}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Failure) GetText() string {
@@ -1856,7 +1918,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +1930,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +1943,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Capacity) GetUp() float64 {
@@ -1929,7 +1991,7 @@ type Prepare struct {
 
 func (x *Prepare) Reset() {
 	*x = Prepare{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2003,7 @@ func (x *Prepare) String() string {
 func (*Prepare) ProtoMessage() {}
 
 func (x *Prepare) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2016,7 @@ func (x *Prepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepare.ProtoReflect.Descriptor instead.
 func (*Prepare) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Prepare) GetPlan() uint32 {
@@ -1979,7 +2041,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2053,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2066,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{18}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Promise) GetPlan() uint32 {
@@ -2049,7 +2111,7 @@ type Commit struct {
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2123,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2136,7 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Commit) GetPlan() uint32 {
@@ -2115,7 +2177,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2189,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2202,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Abort) GetPlan() uint32 {
@@ -2161,7 +2223,7 @@ type Stateful struct {
 
 func (x *Stateful) Reset() {
 	*x = Stateful{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2235,7 @@ func (x *Stateful) String() string {
 func (*Stateful) ProtoMessage() {}
 
 func (x *Stateful) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2248,7 @@ func (x *Stateful) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stateful.ProtoReflect.Descriptor instead.
 func (*Stateful) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{21}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Stateful) GetWhat() string {
@@ -2211,7 +2273,7 @@ type Survived struct {
 
 func (x *Survived) Reset() {
 	*x = Survived{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2285,7 @@ func (x *Survived) String() string {
 func (*Survived) ProtoMessage() {}
 
 func (x *Survived) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2298,7 @@ func (x *Survived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Survived.ProtoReflect.Descriptor instead.
 func (*Survived) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{22}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Survived) GetEpoch() uint32 {
@@ -2279,7 +2341,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2353,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2366,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{23}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Settled) GetCounts() []uint32 {
@@ -2332,7 +2394,7 @@ type Linked struct {
 
 func (x *Linked) Reset() {
 	*x = Linked{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2406,7 @@ func (x *Linked) String() string {
 func (*Linked) ProtoMessage() {}
 
 func (x *Linked) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2419,7 @@ func (x *Linked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Linked.ProtoReflect.Descriptor instead.
 func (*Linked) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{24}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Linked) GetId() int32 {
@@ -2383,7 +2445,7 @@ type Gather struct {
 
 func (x *Gather) Reset() {
 	*x = Gather{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2457,7 @@ func (x *Gather) String() string {
 func (*Gather) ProtoMessage() {}
 
 func (x *Gather) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2470,7 @@ func (x *Gather) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gather.ProtoReflect.Descriptor instead.
 func (*Gather) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{25}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{26}
 }
 
 // Passed says how often the sender's program has come to the place where newcomers may be admitted. It does not pass that place
@@ -2422,7 +2484,7 @@ type Passed struct {
 
 func (x *Passed) Reset() {
 	*x = Passed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2496,7 @@ func (x *Passed) String() string {
 func (*Passed) ProtoMessage() {}
 
 func (x *Passed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2509,7 @@ func (x *Passed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Passed.ProtoReflect.Descriptor instead.
 func (*Passed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{26}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Passed) GetPoints() uint64 {
@@ -2467,7 +2529,7 @@ type Meet struct {
 
 func (x *Meet) Reset() {
 	*x = Meet{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2541,7 @@ func (x *Meet) String() string {
 func (*Meet) ProtoMessage() {}
 
 func (x *Meet) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2554,7 @@ func (x *Meet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meet.ProtoReflect.Descriptor instead.
 func (*Meet) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{27}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Meet) GetPoints() uint64 {
@@ -2515,7 +2577,7 @@ type Arrived struct {
 
 func (x *Arrived) Reset() {
 	*x = Arrived{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2589,7 @@ func (x *Arrived) String() string {
 func (*Arrived) ProtoMessage() {}
 
 func (x *Arrived) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2602,7 @@ func (x *Arrived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrived.ProtoReflect.Descriptor instead.
 func (*Arrived) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{28}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Arrived) GetPoints() uint64 {
@@ -2576,7 +2638,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2588,7 +2650,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2601,7 +2663,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{29}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Admitted) GetId() int32 {
@@ -2634,7 +2696,7 @@ type Fetched struct {
 
 func (x *Fetched) Reset() {
 	*x = Fetched{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2708,7 @@ func (x *Fetched) String() string {
 func (*Fetched) ProtoMessage() {}
 
 func (x *Fetched) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2721,7 @@ func (x *Fetched) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fetched.ProtoReflect.Descriptor instead.
 func (*Fetched) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{30}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{31}
 }
 
 // BackedUp says that a node's backup has everything that the node had stored in an epoch, and will have every change before any worker sees it.
@@ -2674,7 +2736,7 @@ type BackedUp struct {
 
 func (x *BackedUp) Reset() {
 	*x = BackedUp{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2748,7 @@ func (x *BackedUp) String() string {
 func (*BackedUp) ProtoMessage() {}
 
 func (x *BackedUp) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2761,7 @@ func (x *BackedUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUp.ProtoReflect.Descriptor instead.
 func (*BackedUp) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{31}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *BackedUp) GetId() int32 {
@@ -2746,7 +2808,7 @@ type Known struct {
 
 func (x *Known) Reset() {
 	*x = Known{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2820,7 @@ func (x *Known) String() string {
 func (*Known) ProtoMessage() {}
 
 func (x *Known) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2833,7 @@ func (x *Known) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known.ProtoReflect.Descriptor instead.
 func (*Known) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Known) GetDecision() uint64 {
@@ -2882,7 +2944,7 @@ type Ledger struct {
 
 func (x *Ledger) Reset() {
 	*x = Ledger{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +2956,7 @@ func (x *Ledger) String() string {
 func (*Ledger) ProtoMessage() {}
 
 func (x *Ledger) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +2969,7 @@ func (x *Ledger) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
 func (*Ledger) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Ledger) GetTensor() []*Declared {
@@ -2938,7 +3000,7 @@ type Announce struct {
 
 func (x *Announce) Reset() {
 	*x = Announce{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3012,7 @@ func (x *Announce) String() string {
 func (*Announce) ProtoMessage() {}
 
 func (x *Announce) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3025,7 @@ func (x *Announce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Announce.ProtoReflect.Descriptor instead.
 func (*Announce) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Announce) GetSecret() string {
@@ -3056,7 +3118,7 @@ type Resumed struct {
 
 func (x *Resumed) Reset() {
 	*x = Resumed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3130,7 @@ func (x *Resumed) String() string {
 func (*Resumed) ProtoMessage() {}
 
 func (x *Resumed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3143,7 @@ func (x *Resumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
 func (*Resumed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Resumed) GetNode() *Node {
@@ -3128,7 +3190,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3202,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3215,7 @@ func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disagreement_Part.ProtoReflect.Descriptor instead.
 func (*Disagreement_Part) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10, 0}
 }
 
 func (x *Disagreement_Part) GetBytes() uint64 {
@@ -3216,7 +3278,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3290,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3303,7 @@ func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity_Path.ProtoReflect.Descriptor instead.
 func (*Capacity_Path) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17, 0}
 }
 
 func (x *Capacity_Path) GetNode() int32 {
@@ -3269,7 +3331,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3343,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3356,7 @@ func (x *Commit_Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit_Share.ProtoReflect.Descriptor instead.
 func (*Commit_Share) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20, 0}
 }
 
 func (x *Commit_Share) GetNode() int32 {
@@ -3323,7 +3385,7 @@ type Known_Backup struct {
 
 func (x *Known_Backup) Reset() {
 	*x = Known_Backup{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3397,7 @@ func (x *Known_Backup) String() string {
 func (*Known_Backup) ProtoMessage() {}
 
 func (x *Known_Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3410,7 @@ func (x *Known_Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known_Backup.ProtoReflect.Descriptor instead.
 func (*Known_Backup) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33, 0}
 }
 
 func (x *Known_Backup) GetNode() int32 {
@@ -3383,7 +3445,7 @@ type Known_Term struct {
 
 func (x *Known_Term) Reset() {
 	*x = Known_Term{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +3457,7 @@ func (x *Known_Term) String() string {
 func (*Known_Term) ProtoMessage() {}
 
 func (x *Known_Term) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +3470,7 @@ func (x *Known_Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known_Term.ProtoReflect.Descriptor instead.
 func (*Known_Term) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32, 1}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33, 1}
 }
 
 func (x *Known_Term) GetNumber() uint32 {
@@ -3453,7 +3515,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xb7\x10\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xd9\x10\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -3488,7 +3550,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05known\x18\x93\b \x01(\v2\t.ps.KnownR\x05known\x12\x1f\n" +
 	"\n" +
 	"replicates\x18\xf1\a \x01(\bR\n" +
-	"replicates\x12\x1f\n" +
+	"replicates\x12 \n" +
+	"\x05clock\x18\xa4\b \x01(\v2\t.ps.ClockR\x05clock\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -3531,7 +3594,10 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\aservers\x18\x03 \x01(\rR\aservers\"U\n" +
+	"\aservers\x18\x03 \x01(\rR\aservers\"9\n" +
+	"\x05Clock\x12\x12\n" +
+	"\x04sent\x18\x01 \x01(\x10R\x04sent\x12\x1c\n" +
+	"\tscheduler\x18\x02 \x01(\x10R\tscheduler\"U\n" +
 	"\aRefused\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x10\n" +
@@ -3705,107 +3771,109 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
 	(*Meta)(nil),              // 2: ps.Meta
 	(*Join)(nil),              // 3: ps.Join
-	(*Refused)(nil),           // 4: ps.Refused
-	(*Waiting)(nil),           // 5: ps.Waiting
-	(*Declare)(nil),           // 6: ps.Declare
-	(*Batch)(nil),             // 7: ps.Batch
-	(*Declared)(nil),          // 8: ps.Declared
-	(*Disagreement)(nil),      // 9: ps.Disagreement
-	(*Suspect)(nil),           // 10: ps.Suspect
-	(*Lost)(nil),              // 11: ps.Lost
-	(*Leave)(nil),             // 12: ps.Leave
-	(*Closed)(nil),            // 13: ps.Closed
-	(*Withdraw)(nil),          // 14: ps.Withdraw
-	(*Failure)(nil),           // 15: ps.Failure
-	(*Capacity)(nil),          // 16: ps.Capacity
-	(*Prepare)(nil),           // 17: ps.Prepare
-	(*Promise)(nil),           // 18: ps.Promise
-	(*Commit)(nil),            // 19: ps.Commit
-	(*Abort)(nil),             // 20: ps.Abort
-	(*Stateful)(nil),          // 21: ps.Stateful
-	(*Survived)(nil),          // 22: ps.Survived
-	(*Settled)(nil),           // 23: ps.Settled
-	(*Linked)(nil),            // 24: ps.Linked
-	(*Gather)(nil),            // 25: ps.Gather
-	(*Passed)(nil),            // 26: ps.Passed
-	(*Meet)(nil),              // 27: ps.Meet
-	(*Arrived)(nil),           // 28: ps.Arrived
-	(*Admitted)(nil),          // 29: ps.Admitted
-	(*Fetched)(nil),           // 30: ps.Fetched
-	(*BackedUp)(nil),          // 31: ps.BackedUp
-	(*Known)(nil),             // 32: ps.Known
-	(*Ledger)(nil),            // 33: ps.Ledger
-	(*Announce)(nil),          // 34: ps.Announce
-	(*Resumed)(nil),           // 35: ps.Resumed
-	(*Disagreement_Part)(nil), // 36: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 37: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 38: ps.Commit.Share
-	(*Known_Backup)(nil),      // 39: ps.Known.Backup
-	(*Known_Term)(nil),        // 40: ps.Known.Term
+	(*Clock)(nil),             // 4: ps.Clock
+	(*Refused)(nil),           // 5: ps.Refused
+	(*Waiting)(nil),           // 6: ps.Waiting
+	(*Declare)(nil),           // 7: ps.Declare
+	(*Batch)(nil),             // 8: ps.Batch
+	(*Declared)(nil),          // 9: ps.Declared
+	(*Disagreement)(nil),      // 10: ps.Disagreement
+	(*Suspect)(nil),           // 11: ps.Suspect
+	(*Lost)(nil),              // 12: ps.Lost
+	(*Leave)(nil),             // 13: ps.Leave
+	(*Closed)(nil),            // 14: ps.Closed
+	(*Withdraw)(nil),          // 15: ps.Withdraw
+	(*Failure)(nil),           // 16: ps.Failure
+	(*Capacity)(nil),          // 17: ps.Capacity
+	(*Prepare)(nil),           // 18: ps.Prepare
+	(*Promise)(nil),           // 19: ps.Promise
+	(*Commit)(nil),            // 20: ps.Commit
+	(*Abort)(nil),             // 21: ps.Abort
+	(*Stateful)(nil),          // 22: ps.Stateful
+	(*Survived)(nil),          // 23: ps.Survived
+	(*Settled)(nil),           // 24: ps.Settled
+	(*Linked)(nil),            // 25: ps.Linked
+	(*Gather)(nil),            // 26: ps.Gather
+	(*Passed)(nil),            // 27: ps.Passed
+	(*Meet)(nil),              // 28: ps.Meet
+	(*Arrived)(nil),           // 29: ps.Arrived
+	(*Admitted)(nil),          // 30: ps.Admitted
+	(*Fetched)(nil),           // 31: ps.Fetched
+	(*BackedUp)(nil),          // 32: ps.BackedUp
+	(*Known)(nil),             // 33: ps.Known
+	(*Ledger)(nil),            // 34: ps.Ledger
+	(*Announce)(nil),          // 35: ps.Announce
+	(*Resumed)(nil),           // 36: ps.Resumed
+	(*Disagreement_Part)(nil), // 37: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 38: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 39: ps.Commit.Share
+	(*Known_Backup)(nil),      // 40: ps.Known.Backup
+	(*Known_Term)(nil),        // 41: ps.Known.Term
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
 	1,  // 1: ps.Meta.control:type_name -> ps.Control
-	32, // 2: ps.Meta.known:type_name -> ps.Known
-	3,  // 3: ps.Meta.join:type_name -> ps.Join
-	4,  // 4: ps.Meta.refused:type_name -> ps.Refused
-	5,  // 5: ps.Meta.waiting:type_name -> ps.Waiting
-	6,  // 6: ps.Meta.declare:type_name -> ps.Declare
-	8,  // 7: ps.Meta.declared:type_name -> ps.Declared
-	9,  // 8: ps.Meta.disagreement:type_name -> ps.Disagreement
-	10, // 9: ps.Meta.suspect:type_name -> ps.Suspect
-	11, // 10: ps.Meta.lost:type_name -> ps.Lost
-	15, // 11: ps.Meta.failure:type_name -> ps.Failure
-	12, // 12: ps.Meta.leave:type_name -> ps.Leave
-	13, // 13: ps.Meta.closed:type_name -> ps.Closed
-	14, // 14: ps.Meta.withdraw:type_name -> ps.Withdraw
-	7,  // 15: ps.Meta.batch:type_name -> ps.Batch
-	16, // 16: ps.Meta.capacity:type_name -> ps.Capacity
-	17, // 17: ps.Meta.prepare:type_name -> ps.Prepare
-	18, // 18: ps.Meta.promise:type_name -> ps.Promise
-	19, // 19: ps.Meta.commit:type_name -> ps.Commit
-	20, // 20: ps.Meta.abort:type_name -> ps.Abort
-	21, // 21: ps.Meta.stateful:type_name -> ps.Stateful
-	22, // 22: ps.Meta.survived:type_name -> ps.Survived
-	23, // 23: ps.Meta.settled:type_name -> ps.Settled
-	24, // 24: ps.Meta.linked:type_name -> ps.Linked
-	25, // 25: ps.Meta.gather:type_name -> ps.Gather
-	26, // 26: ps.Meta.passed:type_name -> ps.Passed
-	27, // 27: ps.Meta.meet:type_name -> ps.Meet
-	28, // 28: ps.Meta.arrived:type_name -> ps.Arrived
-	29, // 29: ps.Meta.admitted:type_name -> ps.Admitted
-	30, // 30: ps.Meta.fetched:type_name -> ps.Fetched
-	33, // 31: ps.Meta.ledger:type_name -> ps.Ledger
-	34, // 32: ps.Meta.announce:type_name -> ps.Announce
-	35, // 33: ps.Meta.resumed:type_name -> ps.Resumed
-	31, // 34: ps.Meta.backed_up:type_name -> ps.BackedUp
-	2,  // 35: ps.Batch.message:type_name -> ps.Meta
-	6,  // 36: ps.Declared.tensor:type_name -> ps.Declare
-	36, // 37: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	37, // 38: ps.Capacity.path:type_name -> ps.Capacity.Path
-	38, // 39: ps.Commit.share:type_name -> ps.Commit.Share
-	40, // 40: ps.Known.term:type_name -> ps.Known.Term
-	38, // 41: ps.Known.share:type_name -> ps.Commit.Share
-	39, // 42: ps.Known.backup:type_name -> ps.Known.Backup
-	8,  // 43: ps.Ledger.tensor:type_name -> ps.Declared
-	40, // 44: ps.Announce.term:type_name -> ps.Known.Term
-	2,  // 45: ps.Announce.decision:type_name -> ps.Meta
-	8,  // 46: ps.Announce.tensor:type_name -> ps.Declared
-	0,  // 47: ps.Announce.node:type_name -> ps.Node
-	0,  // 48: ps.Announce.member:type_name -> ps.Node
-	32, // 49: ps.Announce.known:type_name -> ps.Known
-	0,  // 50: ps.Resumed.node:type_name -> ps.Node
-	51, // [51:51] is the sub-list for method output_type
-	51, // [51:51] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	33, // 2: ps.Meta.known:type_name -> ps.Known
+	4,  // 3: ps.Meta.clock:type_name -> ps.Clock
+	3,  // 4: ps.Meta.join:type_name -> ps.Join
+	5,  // 5: ps.Meta.refused:type_name -> ps.Refused
+	6,  // 6: ps.Meta.waiting:type_name -> ps.Waiting
+	7,  // 7: ps.Meta.declare:type_name -> ps.Declare
+	9,  // 8: ps.Meta.declared:type_name -> ps.Declared
+	10, // 9: ps.Meta.disagreement:type_name -> ps.Disagreement
+	11, // 10: ps.Meta.suspect:type_name -> ps.Suspect
+	12, // 11: ps.Meta.lost:type_name -> ps.Lost
+	16, // 12: ps.Meta.failure:type_name -> ps.Failure
+	13, // 13: ps.Meta.leave:type_name -> ps.Leave
+	14, // 14: ps.Meta.closed:type_name -> ps.Closed
+	15, // 15: ps.Meta.withdraw:type_name -> ps.Withdraw
+	8,  // 16: ps.Meta.batch:type_name -> ps.Batch
+	17, // 17: ps.Meta.capacity:type_name -> ps.Capacity
+	18, // 18: ps.Meta.prepare:type_name -> ps.Prepare
+	19, // 19: ps.Meta.promise:type_name -> ps.Promise
+	20, // 20: ps.Meta.commit:type_name -> ps.Commit
+	21, // 21: ps.Meta.abort:type_name -> ps.Abort
+	22, // 22: ps.Meta.stateful:type_name -> ps.Stateful
+	23, // 23: ps.Meta.survived:type_name -> ps.Survived
+	24, // 24: ps.Meta.settled:type_name -> ps.Settled
+	25, // 25: ps.Meta.linked:type_name -> ps.Linked
+	26, // 26: ps.Meta.gather:type_name -> ps.Gather
+	27, // 27: ps.Meta.passed:type_name -> ps.Passed
+	28, // 28: ps.Meta.meet:type_name -> ps.Meet
+	29, // 29: ps.Meta.arrived:type_name -> ps.Arrived
+	30, // 30: ps.Meta.admitted:type_name -> ps.Admitted
+	31, // 31: ps.Meta.fetched:type_name -> ps.Fetched
+	34, // 32: ps.Meta.ledger:type_name -> ps.Ledger
+	35, // 33: ps.Meta.announce:type_name -> ps.Announce
+	36, // 34: ps.Meta.resumed:type_name -> ps.Resumed
+	32, // 35: ps.Meta.backed_up:type_name -> ps.BackedUp
+	2,  // 36: ps.Batch.message:type_name -> ps.Meta
+	7,  // 37: ps.Declared.tensor:type_name -> ps.Declare
+	37, // 38: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	38, // 39: ps.Capacity.path:type_name -> ps.Capacity.Path
+	39, // 40: ps.Commit.share:type_name -> ps.Commit.Share
+	41, // 41: ps.Known.term:type_name -> ps.Known.Term
+	39, // 42: ps.Known.share:type_name -> ps.Commit.Share
+	40, // 43: ps.Known.backup:type_name -> ps.Known.Backup
+	9,  // 44: ps.Ledger.tensor:type_name -> ps.Declared
+	41, // 45: ps.Announce.term:type_name -> ps.Known.Term
+	2,  // 46: ps.Announce.decision:type_name -> ps.Meta
+	9,  // 47: ps.Announce.tensor:type_name -> ps.Declared
+	0,  // 48: ps.Announce.node:type_name -> ps.Node
+	0,  // 49: ps.Announce.member:type_name -> ps.Node
+	33, // 50: ps.Announce.known:type_name -> ps.Known
+	0,  // 51: ps.Resumed.node:type_name -> ps.Node
+	52, // [52:52] is the sub-list for method output_type
+	52, // [52:52] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -3853,7 +3921,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
