@@ -87,7 +87,7 @@ var Settings = []Setting{
 	{Name: "PS_VERBOSE", Default: "0", Doc: "0: warnings and errors, 1: also what the node does, 2: everything.",
 		parse: integer(0, 2, func(c *Config) *int { return &c.Verbose })},
 	{Name: "FPTPS_TRACE", Default: "0",
-		Doc:   "Records [what happens to packets and operations](seeing.md#timelines) from the start: `1/64`: of 1 packet in 64 (any number up to 1,000,000), `1`: of every packet, `0`: nothing. Each node writes its part into a file when it ends.",
+		Doc:   "Records [what happens to packets and operations](timeline.md) from the start: `1/64`: of 1 packet in 64 (any number up to 1,000,000), `1`: of every packet, `0`: nothing. Each node writes its part into a file when it ends.",
 		parse: parseTrace},
 	{Name: "FPTPS_TRACE_DIR", Default: "fptps-trace", Doc: "The folder in which a node that is traced writes its part of the timeline.",
 		parse: func(c *Config, v string) error { c.TraceFolder = v; return nil }},

@@ -61,7 +61,7 @@ type Node struct {
 		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
 		recoverySteps map[int]recoveryStep       // latest step for each node
 		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
-		sampling      chan struct{}              // closed to end the sampler; nil: this node is not traced
+		recording     *recording                 // nil: this node is not traced
 		newcomer      bool                       // this node is a worker that takes part in no rounds yet
 		points        points
 	}
@@ -179,6 +179,7 @@ func (n *Node) tearDown(err error) {
 	worker := n.mu.worker
 	n.mu.Unlock()
 	n.cancel()
+	n.endSampling()
 	if scheduler != nil { // first, so that a verdict reaches the other nodes before this node's connections end
 		scheduler.Close()
 	}

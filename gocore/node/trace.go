@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,20 +46,32 @@ func (n *Node) StartTrace(one uint32) error {
 	switch {
 	case n.mu.state == closed:
 		return n.checkOpenLocked()
-	case n.mu.sampling != nil:
+	case n.mu.recording != nil:
 		return fault.New(fault.Busy, "this node is traced already: end that first, or unset FPTPS_TRACE")
 	}
 	n.tracer.Start(one)
-	end := make(chan struct{})
-	n.mu.sampling = end
-	go n.guard(func() error { n.sample(end); return nil })
+	r := &recording{end: make(chan struct{}), ended: make(chan struct{})}
+	n.mu.recording = r
+	go n.guard(func() error { defer close(r.ended); n.sample(r.end); return nil })
 	return nil
+}
+
+// recording is a trace under way.
+type recording struct {
+	once       sync.Once
+	end, ended chan struct{} // of the goroutine that samples the counters
+}
+
+// endSampling takes the last sample of the counters.
+func (r *recording) endSampling() {
+	r.once.Do(func() { close(r.end) })
+	<-r.ended
 }
 
 // StopTrace ends the trace and writes this node's part of the timeline into a file; with an empty name into one of TraceFolder. It
 // returns the file's name.
 func (n *Node) StopTrace(path string) (string, error) {
-	if !n.stopSampling() {
+	if !n.stopRecording() {
 		return "", fault.New(fault.Value, "this node is not traced")
 	}
 	if path == "" {
@@ -77,29 +90,40 @@ func (n *Node) StopTrace(path string) (string, error) {
 	return path, nil
 }
 
-// stopSampling ends the trace; false if there is none.
-func (n *Node) stopSampling() bool {
+// stopRecording ends the trace; false if there is none.
+func (n *Node) stopRecording() bool {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.mu.sampling == nil {
+	r := n.mu.recording
+	n.mu.recording = nil
+	n.mu.Unlock()
+	if r == nil {
 		return false
 	}
+	r.endSampling()
 	n.tracer.Stop()
-	close(n.mu.sampling)
-	n.mu.sampling = nil
 	return true
+}
+
+// endSampling takes the last sample of the counters of links, before these are closed.
+func (n *Node) endSampling() {
+	n.mu.Lock()
+	r := n.mu.recording
+	n.mu.Unlock()
+	if r != nil {
+		r.endSampling()
+	}
 }
 
 // endTrace writes this node's part when the node ends. One that has never joined has none.
 func (n *Node) endTrace() {
 	n.mu.Lock()
-	traced := n.mu.sampling != nil
+	traced := n.mu.recording != nil
 	n.mu.Unlock()
 	if !traced {
 		return
 	}
 	if n.id() == 0 {
-		n.stopSampling()
+		n.stopRecording()
 	} else if _, err := n.StopTrace(""); err != nil {
 		n.log.Warn("a part of the timeline was not written", "error", err)
 	}
@@ -170,19 +194,22 @@ type sampler struct {
 	links  map[uint32]transport.Link
 }
 
-// sample samples the counters until end is closed.
+// sample samples the counters until end is closed, and then once more.
 func (n *Node) sample(end <-chan struct{}) {
 	s := &sampler{tracer: n.tracer, time: n.tracer.Now(), cpu: reading(unix.CLOCK_PROCESS_CPUTIME_ID), links: map[uint32]transport.Link{}}
 	ticks := time.NewTicker(sampleTime)
 	defer ticks.Stop()
-	for first := true; ; first = false {
+	for first, ended := true, false; ; first = false {
 		n.mu.Lock()
 		tr := n.mu.transport
 		n.mu.Unlock()
 		s.take(tr, first)
+		if ended {
+			return
+		}
 		select {
 		case <-end:
-			return
+			ended = true
 		case <-ticks.C:
 		}
 	}

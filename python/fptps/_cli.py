@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -14,8 +17,10 @@ import click
 from . import scheduler, server
 from ._bench.command import bench
 from ._environment import KEEP_GOING
+from ._timeline import command as timelines
 from .cluster._commands import cluster_commands, name_torch_group, reserved_port
 from .cluster._ending import KILL_S
+from .cluster._folder import temporary_folder
 from .cluster._supervisor import Supervisor
 
 
@@ -26,6 +31,7 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(timelines.timeline)
 
 
 class Workers(NamedTuple):
@@ -80,9 +86,21 @@ class WorkersType(click.ParamType):  # type: ignore[type-arg]
     metavar="SECONDS",
     help="How long processes may take to end after SIGTERM or Ctrl-C, to write a checkpoint say, before SIGKILL.",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Record what happens to packets and operations, and write it to FILE for `fptps timeline` and Perfetto.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    workers: Workers, servers: int, restarts: int, keep_going: bool, grace: float, program: tuple[str, ...]
+    workers: Workers,
+    servers: int,
+    restarts: int,
+    keep_going: bool,
+    grace: float,
+    timeline: Path | None,
+    program: tuple[str, ...],
 ) -> None:
     """Run PROGRAM on a cluster of this machine.
 
@@ -105,7 +123,13 @@ def run(
             "the same cluster goes on: leave one out"
         )
     environment = _environment(workers, restarts, keep_going)
-    with reserved_port() as port, reserved_port() as store_port:
+    folder: AbstractContextManager[Path | None] = contextlib.nullcontext()
+    if timeline:
+        timelines.check(timeline, environment)
+        folder = temporary_folder()
+    with reserved_port() as port, reserved_port() as store_port, folder as parts:
+        if parts:
+            environment |= timelines.settings(parts, environment)
         commands = cluster_commands(workers.number, servers, port, lambda rank: list(program), environment)
         name_torch_group(commands, store_port)
         supervisor = Supervisor(commands, kill=grace, keep_going=keep_going, restarts=restarts)
@@ -116,6 +140,8 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, stop)
         code = supervisor.run()
+        if timeline and parts:
+            timelines.gather(timeline, parts, len(supervisor.processes))
     if code == 0 and not supervisor.joined():
         click.echo(
             "fptps: the program ended well, but no cluster came about: no worker joined. Does it make an "
