@@ -185,18 +185,31 @@ func (n *Node) Wait(ticket *kv.Ticket, timeout time.Duration) (done bool, err er
 // micros converts ns to us, at most the largest.
 func micros(ns int64) uint32 { return uint32(min(max(0, ns/1000), 1<<32-1)) }
 
+// delay is the time for which the process's first thread, which is the program's, could have run and waited for a processor, in ns; 0
+// where the kernel does not count it.
+func delay() int64 {
+	text, err := os.ReadFile("/proc/self/schedstat") // "ran waited turns", in ns
+	if err != nil {
+		return 0
+	}
+	var ran, waited int64
+	fmt.Sscan(string(text), &ran, &waited)
+	return waited
+}
+
 // sampler is the state of the counters at the last sample.
 type sampler struct {
 	tracer *trace.Tracer
 	time   int64
 	cpu    int64
+	delay  int64
 	busy   []time.Duration
 	links  map[uint32]transport.Link
 }
 
 // sample samples the counters until end is closed, and then once more.
 func (n *Node) sample(end <-chan struct{}) {
-	s := &sampler{tracer: n.tracer, time: n.tracer.Now(), cpu: reading(unix.CLOCK_PROCESS_CPUTIME_ID), links: map[uint32]transport.Link{}}
+	s := &sampler{tracer: n.tracer, time: n.tracer.Now(), cpu: reading(unix.CLOCK_PROCESS_CPUTIME_ID), delay: delay(), links: map[uint32]transport.Link{}}
 	ticks := time.NewTicker(sampleTime)
 	defer ticks.Stop()
 	for first, ended := true, false; ; first = false {
@@ -217,13 +230,14 @@ func (n *Node) sample(end <-chan struct{}) {
 
 // take takes a sample. The first one only reads the counters.
 func (s *sampler) take(tr *transport.Transport, first bool) {
-	now, cpu := s.tracer.Now(), reading(unix.CLOCK_PROCESS_CPUTIME_ID)
+	now, cpu, delay := s.tracer.Now(), reading(unix.CLOCK_PROCESS_CPUTIME_ID), delay()
 	note := func(kind trace.Kind, peer, bytes uint32) {
 		if !first && bytes > 0 {
 			s.tracer.Note(trace.Event{Kind: kind, Time: s.time, Tensor: trace.NoTensor, Packet: micros(now - s.time), Peer: peer, Bytes: bytes})
 		}
 	}
 	note(trace.Processor, 0, micros(cpu-s.cpu))
+	note(trace.Delayed, 0, micros(delay-s.delay))
 	if tr != nil {
 		if busy, err := tr.Busy(); err == nil {
 			most := time.Duration(0)
@@ -242,5 +256,5 @@ func (s *sampler) take(tr *transport.Transport, first bool) {
 			s.links[l.Peer] = l
 		}
 	}
-	s.time, s.cpu = now, cpu
+	s.time, s.cpu, s.delay = now, cpu, delay
 }

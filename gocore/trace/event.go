@@ -29,6 +29,7 @@ const (
 	Received                   // the same of bytes received from Peer
 	Processor                  // since Time and for Packet us, the process has used Bytes us of processors
 	Loop                       // the same: the busiest thread of the data plane has run for Bytes us, or could have and waited for a processor
+	Delayed                    // the same: the process's first thread has waited for a processor for Bytes us
 	Missing                    // an aggregator has waited one second for Peer's contribution to a round
 	kindEnd
 )

@@ -25,7 +25,7 @@ var placeOf = [kindEnd]int{
 	Queued: queue, SumQueued: queue,
 	Written: writers, SumWritten: writers,
 	Read: receivers, Summed: receivers, Complete: receivers, SumRead: receivers, Done: receivers, Missing: receivers,
-	Sent: samplers, Received: samplers, Processor: samplers, Loop: samplers,
+	Sent: samplers, Received: samplers, Processor: samplers, Loop: samplers, Delayed: samplers,
 }
 
 // Tracer records the events of a node. A nil Tracer is off. All methods may be called from any thread.

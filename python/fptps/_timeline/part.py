@@ -47,7 +47,8 @@ class Kind(enum.IntEnum):
     RECEIVED = 14
     PROCESSOR = 15
     LOOP = 16
-    MISSING = 17
+    DELAYED = 17
+    MISSING = 18
 
 
 @dataclass(frozen=True)

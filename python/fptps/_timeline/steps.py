@@ -18,15 +18,20 @@ class Step:
 
 
 def steps_of(node: Node) -> list[Step]:
-    """The steps of a worker, as set_tensor_count() has said; none without. Rounds 0 belong to init().
+    """The steps of a worker, as set_tensor_count() has said; without, a round of all tensors is one. Rounds 0 belong to
+    init().
 
-    The first step whose beginning was not recorded is left out.
+    The first step, whose beginning was not recorded, is left out.
     """
     per_step = int(node.part.head["per_step"])
-    if not per_step:
-        return []
     rounds = node.of(Kind.DONE)
     rounds = rounds[rounds["round"] > 0]
-    ends = [int(time) for time in rounds["time"][per_step - 1 :: per_step]]
     first = int(rounds["round"][0]) if len(rounds) else 0
+    if per_step:
+        ends = rounds["time"][per_step - 1 :: per_step].tolist()
+    else:
+        latest: dict[int, int] = {}
+        for time, _, round, *_ in rounds.tolist():
+            latest[round] = max(time, latest.get(round, 0))
+        ends = sorted(latest.values())
     return [Step(first + 1 + i, begin, end) for i, (begin, end) in enumerate(zip(ends, ends[1:]))]
