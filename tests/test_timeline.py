@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 from test_cli import ENVIRONMENT, FPTPS, fptps_command
-from traces import part
+from traces import PACKET, Scene, part
 
 import fptps
 from fptps._timeline import chrome
@@ -121,7 +121,7 @@ def test_every_packet_of_a_run(tmp_path):
     assert {e["name"] for e in operations} == {f"layer {key}" for key in range(TENSORS)}
     assert {e["args"]["priority"] for e in operations if e["name"] == "layer 2"} >= {-2}
     counters = {e["name"] for e in file["traceEvents"] if e["ph"] == "C"}
-    assert {"Mbit/s to server 0", "Mbit/s from server 0", "processors in use"} <= counters
+    assert "processors in use" in counters  # a run may end before links are sampled
 
 
 def test_all_nodes_sample_the_same_packets(tmp_path):
@@ -289,3 +289,14 @@ def test_events_that_were_overwritten_are_named():
         e["args"]["name"] for e in chrome.events(merge([part("worker 0", lost=7)])) if e["name"] == "process_name"
     ]
     assert "7 events before were overwritten" in name
+
+
+def test_the_rates_of_links_add_up_to_what_they_carried():
+    events = list(chrome.events(merge(Scene(workers=2, tensors=((30, 0),)).play(4))))
+    check_format(events)
+    pid = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"].startswith("worker 1"))
+    for name in ("Mbit/s to server 0", "Mbit/s from server 0"):
+        points = [(e["ts"], e["args"]["value"]) for e in events if e["name"] == name and e["pid"] == pid]
+        bits = sum(value * (until - begin) for (begin, value), (until, _) in zip(points, points[1:]))
+        assert bits / 8 == pytest.approx(4 * 30 * PACKET, rel=0.01)
+        assert points[-1][1] == 0
