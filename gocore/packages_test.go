@@ -14,7 +14,7 @@ import (
 
 // packages in the order of their layers: each imports only those before it. A subpackage
 // (transport/mem) counts as its parent.
-var packages = []string{"fault", "latch", "pages", "wire", "codec", "reduce", "plan", "balance", "aggregate", "store", "transport", "van", "cluster", "ps", "kv", "metrics", "node"}
+var packages = []string{"fault", "latch", "pages", "trace", "wire", "codec", "reduce", "plan", "balance", "aggregate", "store", "transport", "van", "cluster", "ps", "kv", "metrics", "node"}
 
 // onlyIn maps an import that reaches outside the process to the packages that may have it.
 var onlyIn = map[string][]string{

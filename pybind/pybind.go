@@ -128,7 +128,7 @@ func Wait(h, ticket, ms int64) (state int64, err error) {
 	if waited == nil {
 		return unknown, nil
 	}
-	switch done, err := found.node.Tickets.Wait(waited, time.Duration(ms)*time.Millisecond); {
+	switch done, err := found.node.Wait(waited, time.Duration(ms)*time.Millisecond); {
 	case err != nil:
 		return broken, nil
 	case done:

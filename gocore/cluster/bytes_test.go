@@ -36,6 +36,7 @@ func ours() map[string]struct {
 	}{
 		"ADD_NODE":  {addNode(Config{Secret: "x", Workers: 2}, me), askNode},
 		"HEARTBEAT": {heartbeat(with9), "1a 15  08 05  12 11 08 01 10 09 " + host + port},
+		"clocks":    {clock(heartbeat(with9), 7, 8), "1a 15  08 05  12 11 08 01 10 09 " + host + port},
 		"BARRIER":   {barrierMessage(AllGroup, 0, 0, true), "1a 04 08 03 18 07  20 01 38 00 50 00"},
 		"answer":    {barrierMessage(WorkerGroup, 3, 2, false), "1a 04 08 03 18 04  20 00 38 03 50 02"},
 		"TERMINATE": {&pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Terminate)}}, "1a 02 08 01"},

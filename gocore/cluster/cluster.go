@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"fptps/gocore/plan"
+	"fptps/gocore/trace"
 	"fptps/gocore/van"
 	"fptps/gocore/wire"
 )
@@ -225,6 +226,7 @@ type Config struct {
 	Attends           bool          // the scheduler's own program enters the barriers of its group; else it counts as present
 	Customer          int           // number of the customer of this process that asks to join
 	Customers         <-chan int    // further customers, which ask while the node joins; nil: none
+	Trace             *trace.Tracer // has this node's clock, and learns its offset to the scheduler's; nil: neither
 	Log               *slog.Logger  // nil: slog.Default
 }
 

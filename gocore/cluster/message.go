@@ -52,6 +52,15 @@ func heartbeat(m Member) *pspb.Meta {
 	return &pspb.Meta{Control: &pspb.Control{Cmd: proto.Int32(pspb.Heartbeat), Node: []*pspb.Node{nodeOf(m)}}}
 }
 
+// clock adds to a heartbeat what the clocks show: the node's, and in an answer the scheduler's.
+func clock(m *pspb.Meta, sent, scheduler int64) *pspb.Meta {
+	m.Clock = &pspb.Clock{Sent: proto.Int64(sent)}
+	if scheduler != 0 {
+		m.Clock.Scheduler = proto.Int64(scheduler)
+	}
+	return m
+}
+
 // nodeOf encodes m.
 func nodeOf(m Member) *pspb.Node {
 	n := &pspb.Node{

@@ -44,6 +44,7 @@ type Postoffice struct {
 	left     chan struct{} // closed at the verdict that follows Leave, or at the end; nil: this node has not left
 	beat     time.Time     // when the next heartbeat is due
 	report   time.Time     // when the next report of this node's progress is
+	asked    int64         // what this node's clock showed in the last heartbeat; 0: it is answered
 	heard    time.Time     // when the last message of the scheduler came
 	ticked   time.Time
 	history  *history // of the scheduler's decisions; nil: the cluster ends with its scheduler
@@ -212,6 +213,7 @@ func (p *Postoffice) message(now time.Time, e *van.Envelope) {
 			return
 		}
 		p.heard = now
+		p.readClock(e.Meta)
 	}
 	answer, done := p.acks.take(from, e.Meta)
 	if answer != nil {
@@ -431,8 +433,7 @@ func (p *Postoffice) tick(now time.Time) {
 		return
 	}
 	if p.c.HeartbeatInterval > 0 && !now.Before(p.beat) {
-		p.beat = now.Add(p.c.HeartbeatInterval)
-		p.send(heartbeat(p.view.Me()))
+		p.sendHeartbeat(now)
 	}
 	p.tickProgress(now)
 	if silence := now.Sub(p.heard); p.c.beats() && silence > p.c.HeartbeatTimeout {

@@ -262,7 +262,11 @@ func (s *Scheduler) step(now time.Time, from int, host string, m *pspb.Meta) {
 		s.stepBarrier(now, sender, m)
 	case m.GetControl().GetCmd() == pspb.Heartbeat:
 		sender.beats = true
-		s.send(from, heartbeat(s.self))
+		answer := heartbeat(s.self)
+		if m.GetClock() != nil && s.c.Trace != nil {
+			clock(answer, m.GetClock().GetSent(), s.c.Trace.Now())
+		}
+		s.send(from, answer)
 	default:
 		s.stray(Name(from), "a message that means nothing to the scheduler")
 	}

@@ -9,6 +9,7 @@ import (
 
 	"fptps/gocore/aggregate"
 	"fptps/gocore/store"
+	"fptps/gocore/trace"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -26,6 +27,7 @@ type Aggregator struct {
 	slots   *aggregate.Slots
 	store   *store.Store
 	log     *slog.Logger
+	Trace   *trace.Tracer              // of packets; nil: none are traced
 	sums    []aggregate.Sum            // scratch
 	replies []store.Reply              // scratch
 	held    map[uint32][]aggregate.Sum // by tensor: sums that wait for the tensor's last; nil: none has to wait
@@ -149,6 +151,7 @@ func (a *Aggregator) addToSlots(rank int, h *wire.Header, payload []byte, owned 
 	} else {
 		err = e
 	}
+	a.traceSummed(rank, h, err)
 	a.recall()
 	return a.complete(h, a.ignoreStale(err))
 }
@@ -196,6 +199,9 @@ func (a *Aggregator) push(rank int, h *wire.Header, payload []byte, owned *aggre
 	}
 	replies, err := a.store.Push(rank, h, payload, owned, a.replies[:0])
 	a.replies = replies
+	if err == nil {
+		a.Trace.Packet(trace.Summed, h.Tensor, h.Round, h.Packet, workerNode(rank), int(h.WireLen))
+	}
 	for i := 0; i < len(replies); {
 		r := &replies[i]
 		for i++; !backed && i < len(replies) && replies[i].Rank == r.Rank && canMerge(&r.Header, &replies[i].Header); i++ {
@@ -247,6 +253,7 @@ func (a *Aggregator) tick(now time.Time) {
 	for _, stall := range append(a.slots.Tick(now), a.store.Tick(now)...) {
 		var nodes []byte
 		for _, rank := range stall.Missing[:min(len(stall.Missing), wire.PacketBytes/4)] {
+			a.Trace.Note(trace.Event{Kind: trace.Missing, Tensor: stall.Tensor, Round: uint32(stall.Round), Peer: workerNode(rank)})
 			nodes = binary.LittleEndian.AppendUint32(nodes, workerNode(rank))
 		}
 		h := wire.Header{

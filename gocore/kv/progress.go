@@ -86,6 +86,7 @@ func (w *Worker) end(o *operation) []*Ticket {
 	}
 	tickets := []*Ticket{o.ticket}
 	o.ticket.epoch = o.epoch
+	w.traceDone(o)
 	o.ticket = nil
 	if w.Observe != nil && o.err == nil && (o.verb == verbPush || o.verb == verbPushPull) {
 		w.Observe(o.priority, time.Since(o.called))

@@ -61,6 +61,7 @@ func (w *Worker) Pull(key uint64, dtype wire.DType, memory []byte) (ticket *Tick
 			o = &operation{worker: w, tensor: t, verb: verbFetch, pulls: []pull{{memory: memory, caller: true}}}
 		}
 		ticket = w.Tickets.New(func() Waiting { return w.explain(o) })
+		ticket.tensor = t.id
 		kept := t.kept
 		switch {
 		case o.verb == verbFetch:

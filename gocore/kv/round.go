@@ -9,6 +9,7 @@ import (
 	"fptps/gocore/fault"
 	"fptps/gocore/plan"
 	"fptps/gocore/store"
+	"fptps/gocore/trace"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -93,6 +94,7 @@ type operation struct {
 	err   error
 	whole bool       // all of them have arrived, and the round has ended
 	epoch uint16     // of the round, once it has ended
+	round uint64     // once it has begun
 	kept  []byte     // becomes the tensor's as the round begins; nil: the tensor has memory, or needs none
 	after []*rowPull // pulls of rows that wait for this round
 
@@ -141,7 +143,9 @@ func (w *Worker) begin(t *tensor, o *operation) []sending {
 	t.next++
 	t.earlier, t.epoch = t.epoch, w.mu.epoch
 	moved := t.followPlan()
+	o.round = t.round
 	w.mu.stats.Rounds++
+	w.Trace.Note(trace.Event{Kind: trace.Begun, Tensor: t.id, Round: uint32(t.round)})
 	if t.table != nil {
 		return t.contributions()
 	}

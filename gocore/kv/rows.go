@@ -128,6 +128,7 @@ func (w *Worker) PushRows(key uint64, dtype wire.DType, rows []int64, values []b
 		w.mu.stats.BytesPushed += uint64(len(values))
 		t.last = o
 		t.queue = append(t.queue, o)
+		w.traceCalled(o)
 		return effects{sends: w.advance(t)}
 	})
 	return ticket, err

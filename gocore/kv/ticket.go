@@ -7,6 +7,7 @@ import (
 
 	"fptps/gocore/fault"
 	"fptps/gocore/latch"
+	"fptps/gocore/trace"
 )
 
 // Ticket is the promise of one operation. It is finished exactly once.
@@ -16,6 +17,7 @@ type Ticket struct {
 	epoch uint16 // likewise; see Epoch
 
 	explain func() Waiting
+	tensor  uint32 // that the operation is about; trace.NoTensor: none, or not known
 
 	// Under Tickets.mu.
 	number int64 // set by Number; 0: it has none yet
@@ -35,6 +37,9 @@ func (t *Ticket) Wait(timeout time.Duration) (done bool, err error) {
 
 // Epoch is that of the round of an operation that has ended, in aggregate.Members: all workers of the epoch have contributed to the sum.
 func (t *Ticket) Epoch() int { return int(t.epoch) }
+
+// Tensor is the id of the tensor that the operation is about; trace.NoTensor: none, or it is not known.
+func (t *Ticket) Tensor() uint32 { return t.tensor }
 
 // Waiting describes why an operation has not ended: a text of one line, the key, and the nodes that are missing.
 type Waiting struct {
@@ -75,7 +80,7 @@ func (t *Tickets) New(explain func() Waiting) *Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.open++
-	return &Ticket{explain: explain}
+	return &Ticket{explain: explain, tensor: trace.NoTensor}
 }
 
 // Number gives a ticket a number, for Find and Ended.

@@ -15,6 +15,7 @@ import (
 	"fptps/gocore/plan"
 	"fptps/gocore/reduce"
 	"fptps/gocore/store"
+	"fptps/gocore/trace"
 	"fptps/gocore/transport"
 	"fptps/gocore/wire"
 )
@@ -49,6 +50,7 @@ type WorkerConfig struct {
 	Stalled func(Stall)
 	// Observe is called for each push when its sum has arrived, with the time that this took. It must not block; nil: nobody asks.
 	Observe func(priority int32, d time.Duration)
+	Trace   *trace.Tracer // of operations; nil: none are traced
 	// Name returns a node's name in texts: "worker 1".
 	Name func(node uint32) string
 }
@@ -252,6 +254,7 @@ func (w *Worker) launch(o *operation, e *effects) *Ticket {
 	w.mu.stats.BytesPushed += uint64(len(o.source))
 	t.last = o
 	t.queue = append(t.queue, o)
+	w.traceCalled(o)
 	e.sends = append(e.sends, w.advance(t)...)
 	return ticket
 }

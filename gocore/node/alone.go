@@ -25,7 +25,7 @@ func (n *Node) runAlone() error {
 	worker := kv.NewWorker(kv.WorkerConfig{
 		Observe: n.latency.Observer(),
 		Workers: []int{0},
-		Plan:    shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
+		Plan:    shares, Lanes: []kv.DataPlane{plane}, Tickets: n.Tickets, Log: n.log, Trace: n.tracer, Deterministic: n.config.Deterministic,
 		Name: func(node uint32) string { return wire.NodeName(int(node)) },
 		Declare: func(list []kv.Declaration) {
 			for _, d := range list {

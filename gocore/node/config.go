@@ -48,6 +48,8 @@ type Config struct {
 	Secret            string
 	LogLevel          slog.Level
 	LogFormat         LogFormat
+	Trace             uint32 // packets are traced 1 in so many from the start; 0: none
+	TraceFolder       string // of the parts that nodes write
 	JoinTimeout       time.Duration
 	HeartbeatInterval time.Duration
 	HeartbeatTimeout  time.Duration
@@ -90,6 +92,11 @@ var Settings = []Setting{
 	{Name: "FPTPS_LOG", Doc: "The least level of the lines that are logged: `debug`, `info`, `warning` or `error`. Default: that of PS_VERBOSE, `warning`.", parse: parseLogLevel},
 	{Name: "FPTPS_LOG_FORMAT", Default: "text", Doc: "How lines of the log look: `text`: key=value; `json`: one object on each line, and `fptps run` prints its program's lines so, too.",
 		parse: parseLogFormat},
+	{Name: "FPTPS_TRACE", Default: "0",
+		Doc:   "Records [what happens to packets and operations](timeline.md) from the start: `1/64`: of 1 packet in 64 (any number up to 1,000,000), `1`: of every packet, `0`: nothing. Each node writes its part into a file when it ends.",
+		parse: parseTrace},
+	{Name: "FPTPS_TRACE_DIR", Default: "fptps-trace", Doc: "The folder in which a node that is traced writes its part of the timeline.",
+		parse: func(c *Config, v string) error { c.TraceFolder = v; return nil }},
 	{Name: "PS_HEARTBEAT_INTERVAL", Default: "5", Unit: "seconds", Doc: "Time between two heartbeats to the scheduler; 0: none.",
 		parse: seconds(func(c *Config) *time.Duration { return &c.HeartbeatInterval })},
 	{Name: "PS_HEARTBEAT_TIMEOUT", Default: "60", Unit: "seconds",
@@ -254,6 +261,24 @@ func parseLogLevel(c *Config, value string) error {
 
 func parseLogFormat(c *Config, value string) error {
 	return oneOf(&c.LogFormat, value, map[string]LogFormat{"text": LogText, "json": LogJSON}, "text or json is expected")
+}
+
+// ParseTrace reads "0", "1" or "1/64": how many packets there are for each that is traced, 0 if none is.
+func ParseTrace(value string) (uint32, error) {
+	var n int
+	err := integer(0, 1, func(*Config) *int { return &n })(nil, value)
+	if among, found := strings.CutPrefix(value, "1/"); found {
+		err = integer(1, 1_000_000, func(*Config) *int { return &n })(nil, among)
+	}
+	if err != nil {
+		return 0, errors.New("0, 1 or a fraction such as 1/64 is expected, of 1/1000000 at least")
+	}
+	return uint32(n), nil
+}
+
+func parseTrace(c *Config, value string) (err error) {
+	c.Trace, err = ParseTrace(value)
+	return err
 }
 
 func parseInterface(c *Config, value string) error {

@@ -43,6 +43,19 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+func TestTraceSetting(t *testing.T) {
+	for value, want := range map[string]uint32{"0": 0, "1": 1, "1/1": 1, "1/64": 64, "1/1000000": 1_000_000} {
+		if n, err := ParseTrace(value); err != nil || n != want {
+			t.Errorf("%q is 1 in %d, %v; want 1 in %d", value, n, err, want)
+		}
+	}
+	for _, value := range []string{"on", "64", "-1", "1/0", "1/-2", "2/3", "1/1000001", "0.5", "1/", "/64"} {
+		if _, err := ParseTrace(value); err == nil || !strings.Contains(err.Error(), "1/64") {
+			t.Errorf("%q: %v", value, err)
+		}
+	}
+}
+
 // A stranger can send no long frame to a node that takes no tensors over the control plane.
 func TestLongestFrame(t *testing.T) {
 	for _, tc := range []struct {

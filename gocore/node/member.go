@@ -82,7 +82,7 @@ func (n *Node) listen() (*transport.Transport, error) {
 		bind = n.config.Host
 	}
 	tr, err := transport.Listen(transport.Config{
-		Host: bind, Port: n.config.DataPort, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, SharedMemory: n.config.SharedMemory, Schedule: n.config.Schedule, Log: n.log,
+		Host: bind, Port: n.config.DataPort, SendBuffer: n.config.SendBuffer, ReceiveBuffer: n.config.ReceiveBuffer, SharedMemory: n.config.SharedMemory, Schedule: n.config.Schedule, Trace: n.tracer, Log: n.log,
 	})
 	if err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (n *Node) clusterConfig(dataPort int) cluster.Config {
 		DataPort: dataPort, Incarnation: incarnation(), Share: c.Share, Place: uint32(c.Rank + 1),
 		LinkRate: c.linkRate(), Secret: c.Secret,
 		Workers: c.Workers, Servers: c.Servers,
-		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, Replicas: c.Replicas, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, SchedulerTimeout: c.SchedulerTimeout, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Log: n.log,
+		HeartbeatInterval: c.HeartbeatInterval, HeartbeatTimeout: c.HeartbeatTimeout, Recovers: c.Recovers, Replicas: c.Replicas, MinWorkers: c.MinWorkers, MaxWorkers: c.MaxWorkers, SchedulerTimeout: c.SchedulerTimeout, RecoveryTimeout: c.RecoveryTimeout, Resend: c.Resend, Trace: n.tracer, Log: n.log,
 		Attends: c.PS, PSLite: c.PS || c.Role == cluster.RoleServer, Customer: c.Customer, Customers: n.newCustomers,
 	}
 }
@@ -295,6 +295,7 @@ func (n *Node) handlers(view cluster.View, t *tensors, lanes []kv.DataPlane) []*
 		h.Worker = t.worker
 		if slices.Contains(t.sums, h.Self) {
 			h.Aggregator = kv.NewAggregator(uint32(view.Self), aggregate.NewMembersAt(view.Epoch, ranksOf(view.Workers())), lane, n.config.WholeSums, n.log)
+			h.Aggregator.Trace = n.tracer
 			if view.Recovers {
 				h.Aggregator.Recover()
 			}
@@ -326,7 +327,7 @@ func (n *Node) newWorker(view cluster.View, shares *plan.Plan, aggregators []uin
 	}
 	return create(kv.WorkerConfig{
 		Rank: view.Rank(), Workers: ranksOf(view.Workers()), Epoch: view.Epoch, Plan: shares, Lanes: lanes, Tickets: n.Tickets, Log: n.log, Deterministic: n.config.Deterministic,
-		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) }, Stalled: n.onStalled, Observe: n.latency.Observer(),
+		Recovers: view.Recovers, Aggregators: aggregators, Stateful: func(what string) { n.post().Stateful(what) }, Stalled: n.onStalled, Observe: n.latency.Observer(), Trace: n.tracer,
 		Declare: func(list []kv.Declaration) {
 			declared := make([]cluster.Declaration, len(list))
 			for i, d := range list {

@@ -20,6 +20,7 @@ import (
 	"fptps/gocore/kv"
 	"fptps/gocore/metrics"
 	"fptps/gocore/ps"
+	"fptps/gocore/trace"
 	"fptps/gocore/transport"
 	"fptps/gocore/transport/mem"
 )
@@ -43,6 +44,7 @@ type Node struct {
 	latency      metrics.Latency // of the pushes, if metrics are served
 	newCustomers chan int        // customers of the process that start before it has joined
 	tearingDown  sync.Mutex      // held during tearDown
+	tracer       *trace.Tracer
 
 	mu struct {
 		sync.Mutex
@@ -66,6 +68,7 @@ type Node struct {
 		barriers      map[*kv.Ticket]func(error) // open barriers, by ticket: functions that withdraw from them
 		recoverySteps map[int]recoveryStep       // latest step for each node
 		lastChange    chan struct{}              // closed when the last death or admission so far is handled; nil: there was none
+		recording     *recording                 // nil: this node is not traced
 		newcomer      bool                       // this node is a worker that takes part in no rounds yet
 		points        points
 		metrics       *metrics.Server // nil: none are served
@@ -101,10 +104,14 @@ func Open(c Config) *Node {
 	log, rank := newLog(c, os.Stderr)
 	n.log, n.logRank = slog.New(n.warnings.over(log.Handler())), rank
 	n.stalls = newStallReports()
+	n.tracer = newTracer()
 	n.Office = ps.NewOffice(c.Role, n.log, n.onOfficeFailed)
 	n.mu.recoverySteps, n.mu.incarnations, n.mu.barriers = map[int]recoveryStep{}, map[int]uint64{}, map[*kv.Ticket]func(error){}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life = n.Tickets.New(n.explainLife)
+	if c.Trace > 0 {
+		n.StartTrace(c.Trace)
+	}
 	go n.guard(n.run)
 	return n
 }
@@ -184,6 +191,7 @@ func (n *Node) tearDown(err error) {
 	if server != nil {
 		server.Close()
 	}
+	n.endSampling()
 	if scheduler != nil { // first, so that a verdict reaches the other nodes before this node's connections end
 		scheduler.Close()
 	}
@@ -200,6 +208,7 @@ func (n *Node) tearDown(err error) {
 	if post != nil {
 		post.Close()
 	}
+	n.endTrace()
 	n.mu.Lock()
 	last, waiting := n.mu.failure, n.mu.points.end()
 	if last == nil && !n.mu.hasJoined {

@@ -76,15 +76,9 @@ func (t *Transport) observeProcessor() float64 {
 	if !due {
 		return known
 	}
-	var busy []time.Duration
-	for _, l := range slices.Concat([]*Transport{t}, t.others()) { // not append, which might write into the list of lanes
-		for _, thread := range []*thread{&l.receiver.thread, &l.sender.thread} {
-			spent, err := thread.busy()
-			if err != nil {
-				return 0
-			}
-			busy = append(busy, spent)
-		}
+	busy, err := t.Busy()
+	if err != nil {
+		return 0
 	}
 	sent, received := t.count.peers.total()
 	t.mu.Lock()

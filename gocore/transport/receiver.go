@@ -311,6 +311,7 @@ func (r *receiver) Arrived(peer uint32, h *wire.Header, l Destination) error {
 	}
 	r.t.count.packetsReceived.Add(1)
 	r.reading.tally.received.Add(uint64(h.WireLen))
+	r.t.traceRead(peer, h)
 	return r.t.handler.Arrived(peer, h, l)
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fptps/gocore/fault"
+	"fptps/gocore/trace"
 	"fptps/gocore/wire"
 )
 
@@ -21,6 +22,7 @@ type Config struct {
 	SendBuffer, ReceiveBuffer int    // SO_SNDBUF and SO_RCVBUF; 0 leaves them to the kernel
 	SharedMemory              SharedMemory
 	Schedule                  Schedule
+	Trace                     *trace.Tracer // of packets; nil: none are traced
 	Log                       *slog.Logger
 }
 
@@ -255,6 +257,7 @@ func (t *Transport) pushRun(peer uint32, m *Outgoing) (c *conn, r *run, queued b
 	}
 	if peer == t.self.ID {
 		r = t.newRun(m)
+		t.traceQueued(peer, r)
 		t.mu.local.push(r)
 		return nil, r, true
 	}
@@ -265,6 +268,7 @@ func (t *Transport) pushRun(peer uint32, m *Outgoing) (c *conn, r *run, queued b
 		t.endProbe()
 	}
 	r = t.newRun(m)
+	t.traceQueued(peer, r)
 	c.queue.push(r)
 	return c, r, true
 }

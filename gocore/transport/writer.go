@@ -167,6 +167,7 @@ func (w *writer) release() {
 	w.conn.tally.sent.Add(bytes)
 	w.t.count.probeBytes.Add(probes)
 	w.t.count.acks.Add(acks)
+	w.t.traceWritten(w.conn.peer, w.batch.packets[:w.batch.done])
 	for _, p := range w.batch.packets[:w.batch.done] {
 		if !p.last() {
 			continue

@@ -20,6 +20,7 @@ from ._environment import KEEP_GOING, REPORT
 from ._status import runs
 from ._status.command import status
 from ._status.summary import summary
+from ._timeline import command as timelines
 from .cluster._commands import HOST, cluster_commands, name_torch_group, reserved_port
 from .cluster._ending import KILL_S
 from .cluster._folder import temporary_folder
@@ -36,6 +37,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(doctor)
 main.add_command(status)
+main.add_command(timelines.timeline)
 
 
 class Workers(NamedTuple):
@@ -90,9 +92,21 @@ class WorkersType(click.ParamType):  # type: ignore[type-arg]
     metavar="SECONDS",
     help="How long processes may take to end after SIGTERM or Ctrl-C, to write a checkpoint say, before SIGKILL.",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Record what happens to packets and operations, and write it to FILE for `fptps timeline` and Perfetto.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    workers: Workers, servers: int, restarts: int, keep_going: bool, grace: float, program: tuple[str, ...]
+    workers: Workers,
+    servers: int,
+    restarts: int,
+    keep_going: bool,
+    grace: float,
+    timeline: Path | None,
+    program: tuple[str, ...],
 ) -> None:
     """Run PROGRAM on a cluster of this machine.
 
@@ -120,7 +134,12 @@ def run(
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     environment = _environment(workers, restarts, keep_going)
+    if timeline:
+        timelines.check(timeline, environment)
     with reserved_port() as port, reserved_port() as store_port, temporary_folder() as folder:
+        if timeline:
+            (folder / "timeline").mkdir()
+            environment |= timelines.settings(folder / "timeline", environment)
         commands = cluster_commands(workers.number, servers, port, lambda rank: list(program), environment)
         name_torch_group(commands, store_port)
         last_status = folder / "status"
@@ -135,6 +154,8 @@ def run(
         with runs.noted(HOST, port, commands[0].environment["FPTPS_TOKEN"], list(program)):
             code = supervisor.run()
         line = _summary(last_status)
+        if timeline:
+            timelines.gather(timeline, folder / "timeline", len(supervisor.processes))
     if code == 0 and not supervisor.joined():
         supervisor.tell(
             "fptps: the program ended well, but no cluster came about: no worker joined. Does it make an "

@@ -19,6 +19,7 @@ from . import _report
 from ._arguments import seconds_of
 from ._autograd import modified
 from ._keys import Key
+from ._timeline import signals
 from ._wakeup import CallbackThread, Wakeup
 from .errors import ClosedError, FptpsError, TimeoutError
 from .ticket import UNKNOWN, Ticket
@@ -78,6 +79,7 @@ class Session:
 
     def start(self, begin: Callable[..., None], *arguments: object) -> None:
         """Opens the node: begin is open() or open_ps() of the core. Whatever it raises, leave() is due."""
+        signals.listen(lambda: list(_sessions))
         self.handle = self.entry = self.core.new_handle()
         begin(self.handle, *arguments)
 

@@ -17,6 +17,7 @@ from ._arguments import default_timeout, seconds_of, settings_of
 from ._collectives import Arrays, Collectives
 from ._session import LEAVE_S, Named, Session
 from ._tensors import Tensors
+from ._timeline.recording import Recording
 from .errors import NodeLostError, TimeoutError
 from .namespace import Namespace
 from .stats import Stats
@@ -261,6 +262,15 @@ class KVWorker(Namespace):
     def stats(self) -> Stats:
         """The counters of this process since it joined. The difference of two calls gives rates."""
         return stats.read(self._session)
+
+    def timeline(self, path: str | os.PathLike[str], sampling: str = "1/64") -> Recording:
+        """Records what happens to this worker's packets and operations from now on, until stop() of the result or the
+        end of its `with` block, and writes it to a file for `fptps timeline` and https://ui.perfetto.dev.
+
+        sampling: "1/64": 1 packet in 64, "1": every packet. The files of several workers: `fptps timeline FILE... -o
+        ALL`; a whole cluster from the start: `fptps run --timeline FILE`. BusyError if this worker is traced already.
+        """
+        return Recording(self._session, path, sampling)
 
     def close(self) -> None:
         """Leaves the cluster in good order, together with all nodes, after the operations under way. Idempotent.

@@ -298,6 +298,8 @@ type Meta struct {
 	Known *Known `protobuf:"bytes,1043,opt,name=known" json:"known,omitempty"`
 	// In the answer to ADD_NODE: each aggregator has a backup with a replica of what it stores.
 	Replicates *bool `protobuf:"varint,1009,opt,name=replicates" json:"replicates,omitempty"`
+	// In HEARTBEAT: what the clocks show.
+	Clock *Clock `protobuf:"bytes,1060,opt,name=clock" json:"clock,omitempty"`
 	// What fptps's nodes say to each other beyond ps-lite's commands.
 	//
 	// Types that are valid to be assigned to Own:
@@ -560,6 +562,13 @@ func (x *Meta) GetReplicates() bool {
 		return *x.Replicates
 	}
 	return false
+}
+
+func (x *Meta) GetClock() *Clock {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
 }
 
 func (x *Meta) GetOwn() isMeta_Own {
@@ -1174,6 +1183,59 @@ func (x *Join) GetServers() uint32 {
 	return 0
 }
 
+// Clock compares the clocks of a node and the scheduler.
+type Clock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sent          *int64                 `protobuf:"fixed64,1,opt,name=sent" json:"sent,omitempty"`           // the node's, when it asked, ns; the scheduler sends it back
+	Scheduler     *int64                 `protobuf:"fixed64,2,opt,name=scheduler" json:"scheduler,omitempty"` // the scheduler's, when it answered, ns
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Clock) Reset() {
+	*x = Clock{}
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Clock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Clock) ProtoMessage() {}
+
+func (x *Clock) ProtoReflect() protoreflect.Message {
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Clock.ProtoReflect.Descriptor instead.
+func (*Clock) Descriptor() ([]byte, []int) {
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Clock) GetSent() int64 {
+	if x != nil && x.Sent != nil {
+		return *x.Sent
+	}
+	return 0
+}
+
+func (x *Clock) GetScheduler() int64 {
+	if x != nil && x.Scheduler != nil {
+		return *x.Scheduler
+	}
+	return 0
+}
+
 // Refused turns a request down for good.
 type Refused struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1186,7 +1248,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1260,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[4]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1273,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{4}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Refused) GetReason() string {
@@ -1247,7 +1309,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1321,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[5]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1334,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{5}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Waiting) GetWhat() string {
@@ -1312,7 +1374,7 @@ type Declare struct {
 
 func (x *Declare) Reset() {
 	*x = Declare{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1386,7 @@ func (x *Declare) String() string {
 func (*Declare) ProtoMessage() {}
 
 func (x *Declare) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[6]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1399,7 @@ func (x *Declare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declare.ProtoReflect.Descriptor instead.
 func (*Declare) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{6}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Declare) GetKey() uint64 {
@@ -1399,7 +1461,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1473,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[7]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1486,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{7}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Batch) GetMessage() []*Meta {
@@ -1447,7 +1509,7 @@ type Declared struct {
 
 func (x *Declared) Reset() {
 	*x = Declared{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1521,7 @@ func (x *Declared) String() string {
 func (*Declared) ProtoMessage() {}
 
 func (x *Declared) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[8]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1534,7 @@ func (x *Declared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Declared.ProtoReflect.Descriptor instead.
 func (*Declared) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{8}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Declared) GetKey() uint64 {
@@ -1514,7 +1576,7 @@ type Disagreement struct {
 
 func (x *Disagreement) Reset() {
 	*x = Disagreement{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1588,7 @@ func (x *Disagreement) String() string {
 func (*Disagreement) ProtoMessage() {}
 
 func (x *Disagreement) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[9]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1601,7 @@ func (x *Disagreement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disagreement.ProtoReflect.Descriptor instead.
 func (*Disagreement) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Disagreement) GetKey() uint64 {
@@ -1568,7 +1630,7 @@ type Suspect struct {
 
 func (x *Suspect) Reset() {
 	*x = Suspect{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1642,7 @@ func (x *Suspect) String() string {
 func (*Suspect) ProtoMessage() {}
 
 func (x *Suspect) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[10]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1655,7 @@ func (x *Suspect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspect.ProtoReflect.Descriptor instead.
 func (*Suspect) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Suspect) GetId() int32 {
@@ -1633,7 +1695,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1707,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[11]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1720,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{11}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lost) GetId() int32 {
@@ -1721,7 +1783,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1795,7 @@ func (x *Leave) String() string {
 func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[12]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1808,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{12}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Leave) GetWhy() string {
@@ -1770,7 +1832,7 @@ type Closed struct {
 
 func (x *Closed) Reset() {
 	*x = Closed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1844,7 @@ func (x *Closed) String() string {
 func (*Closed) ProtoMessage() {}
 
 func (x *Closed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[13]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1857,7 @@ func (x *Closed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Closed.ProtoReflect.Descriptor instead.
 func (*Closed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{13}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Closed) GetId() int32 {
@@ -1830,7 +1892,7 @@ type Withdraw struct {
 
 func (x *Withdraw) Reset() {
 	*x = Withdraw{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1904,7 @@ func (x *Withdraw) String() string {
 func (*Withdraw) ProtoMessage() {}
 
 func (x *Withdraw) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[14]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1917,7 @@ func (x *Withdraw) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdraw.ProtoReflect.Descriptor instead.
 func (*Withdraw) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{14}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{15}
 }
 
 // Failure answers a request that could not be served.
@@ -1868,7 +1930,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1880,7 +1942,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[15]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +1955,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{15}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Failure) GetText() string {
@@ -1920,7 +1982,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +1994,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[16]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2007,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Capacity) GetUp() float64 {
@@ -1993,7 +2055,7 @@ type Prepare struct {
 
 func (x *Prepare) Reset() {
 	*x = Prepare{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2067,7 @@ func (x *Prepare) String() string {
 func (*Prepare) ProtoMessage() {}
 
 func (x *Prepare) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[17]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2080,7 @@ func (x *Prepare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prepare.ProtoReflect.Descriptor instead.
 func (*Prepare) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Prepare) GetPlan() uint32 {
@@ -2043,7 +2105,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2117,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[18]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2130,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{18}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Promise) GetPlan() uint32 {
@@ -2113,7 +2175,7 @@ type Commit struct {
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2187,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[19]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2200,7 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Commit) GetPlan() uint32 {
@@ -2179,7 +2241,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2253,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[20]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2266,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Abort) GetPlan() uint32 {
@@ -2225,7 +2287,7 @@ type Stateful struct {
 
 func (x *Stateful) Reset() {
 	*x = Stateful{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2299,7 @@ func (x *Stateful) String() string {
 func (*Stateful) ProtoMessage() {}
 
 func (x *Stateful) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[21]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2312,7 @@ func (x *Stateful) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stateful.ProtoReflect.Descriptor instead.
 func (*Stateful) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{21}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Stateful) GetWhat() string {
@@ -2275,7 +2337,7 @@ type Survived struct {
 
 func (x *Survived) Reset() {
 	*x = Survived{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2287,7 +2349,7 @@ func (x *Survived) String() string {
 func (*Survived) ProtoMessage() {}
 
 func (x *Survived) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[22]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2300,7 +2362,7 @@ func (x *Survived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Survived.ProtoReflect.Descriptor instead.
 func (*Survived) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{22}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Survived) GetEpoch() uint32 {
@@ -2343,7 +2405,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2417,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[23]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2430,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{23}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Settled) GetCounts() []uint32 {
@@ -2396,7 +2458,7 @@ type Linked struct {
 
 func (x *Linked) Reset() {
 	*x = Linked{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2470,7 @@ func (x *Linked) String() string {
 func (*Linked) ProtoMessage() {}
 
 func (x *Linked) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[24]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2483,7 @@ func (x *Linked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Linked.ProtoReflect.Descriptor instead.
 func (*Linked) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{24}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Linked) GetId() int32 {
@@ -2447,7 +2509,7 @@ type Gather struct {
 
 func (x *Gather) Reset() {
 	*x = Gather{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2521,7 @@ func (x *Gather) String() string {
 func (*Gather) ProtoMessage() {}
 
 func (x *Gather) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[25]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2534,7 @@ func (x *Gather) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gather.ProtoReflect.Descriptor instead.
 func (*Gather) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{25}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{26}
 }
 
 // Passed says how often the sender's program has come to the place where newcomers may be admitted. It does not pass that place
@@ -2486,7 +2548,7 @@ type Passed struct {
 
 func (x *Passed) Reset() {
 	*x = Passed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2560,7 @@ func (x *Passed) String() string {
 func (*Passed) ProtoMessage() {}
 
 func (x *Passed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[26]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2573,7 @@ func (x *Passed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Passed.ProtoReflect.Descriptor instead.
 func (*Passed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{26}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Passed) GetPoints() uint64 {
@@ -2531,7 +2593,7 @@ type Meet struct {
 
 func (x *Meet) Reset() {
 	*x = Meet{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2543,7 +2605,7 @@ func (x *Meet) String() string {
 func (*Meet) ProtoMessage() {}
 
 func (x *Meet) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[27]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +2618,7 @@ func (x *Meet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Meet.ProtoReflect.Descriptor instead.
 func (*Meet) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{27}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Meet) GetPoints() uint64 {
@@ -2579,7 +2641,7 @@ type Arrived struct {
 
 func (x *Arrived) Reset() {
 	*x = Arrived{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2653,7 @@ func (x *Arrived) String() string {
 func (*Arrived) ProtoMessage() {}
 
 func (x *Arrived) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[28]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2666,7 @@ func (x *Arrived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrived.ProtoReflect.Descriptor instead.
 func (*Arrived) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{28}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Arrived) GetPoints() uint64 {
@@ -2640,7 +2702,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2652,7 +2714,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[29]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2665,7 +2727,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{29}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Admitted) GetId() int32 {
@@ -2698,7 +2760,7 @@ type Fetched struct {
 
 func (x *Fetched) Reset() {
 	*x = Fetched{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +2772,7 @@ func (x *Fetched) String() string {
 func (*Fetched) ProtoMessage() {}
 
 func (x *Fetched) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[30]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +2785,7 @@ func (x *Fetched) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fetched.ProtoReflect.Descriptor instead.
 func (*Fetched) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{30}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{31}
 }
 
 // BackedUp says that a node's backup has everything that the node had stored in an epoch, and will have every change before any worker sees it.
@@ -2738,7 +2800,7 @@ type BackedUp struct {
 
 func (x *BackedUp) Reset() {
 	*x = BackedUp{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2812,7 @@ func (x *BackedUp) String() string {
 func (*BackedUp) ProtoMessage() {}
 
 func (x *BackedUp) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[31]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2825,7 @@ func (x *BackedUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackedUp.ProtoReflect.Descriptor instead.
 func (*BackedUp) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{31}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *BackedUp) GetId() int32 {
@@ -2803,7 +2865,7 @@ type Doing struct {
 
 func (x *Doing) Reset() {
 	*x = Doing{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2877,7 @@ func (x *Doing) String() string {
 func (*Doing) ProtoMessage() {}
 
 func (x *Doing) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[32]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2890,7 @@ func (x *Doing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doing.ProtoReflect.Descriptor instead.
 func (*Doing) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{32}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Doing) GetId() int32 {
@@ -2896,7 +2958,7 @@ type Known struct {
 
 func (x *Known) Reset() {
 	*x = Known{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +2970,7 @@ func (x *Known) String() string {
 func (*Known) ProtoMessage() {}
 
 func (x *Known) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[33]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +2983,7 @@ func (x *Known) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known.ProtoReflect.Descriptor instead.
 func (*Known) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Known) GetDecision() uint64 {
@@ -3032,7 +3094,7 @@ type Ledger struct {
 
 func (x *Ledger) Reset() {
 	*x = Ledger{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3106,7 @@ func (x *Ledger) String() string {
 func (*Ledger) ProtoMessage() {}
 
 func (x *Ledger) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[34]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3119,7 @@ func (x *Ledger) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ledger.ProtoReflect.Descriptor instead.
 func (*Ledger) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Ledger) GetTensor() []*Declared {
@@ -3088,7 +3150,7 @@ type Announce struct {
 
 func (x *Announce) Reset() {
 	*x = Announce{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3162,7 @@ func (x *Announce) String() string {
 func (*Announce) ProtoMessage() {}
 
 func (x *Announce) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[35]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3175,7 @@ func (x *Announce) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Announce.ProtoReflect.Descriptor instead.
 func (*Announce) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{35}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Announce) GetSecret() string {
@@ -3206,7 +3268,7 @@ type Resumed struct {
 
 func (x *Resumed) Reset() {
 	*x = Resumed{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3218,7 +3280,7 @@ func (x *Resumed) String() string {
 func (*Resumed) ProtoMessage() {}
 
 func (x *Resumed) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[36]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3293,7 @@ func (x *Resumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resumed.ProtoReflect.Descriptor instead.
 func (*Resumed) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{36}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Resumed) GetNode() *Node {
@@ -3290,7 +3352,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3364,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[37]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3377,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{37}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Progress) GetAt() uint64 {
@@ -3455,7 +3517,7 @@ type StatusAsk struct {
 
 func (x *StatusAsk) Reset() {
 	*x = StatusAsk{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3529,7 @@ func (x *StatusAsk) String() string {
 func (*StatusAsk) ProtoMessage() {}
 
 func (x *StatusAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[38]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3542,7 @@ func (x *StatusAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusAsk.ProtoReflect.Descriptor instead.
 func (*StatusAsk) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{38}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatusAsk) GetSecret() string {
@@ -3500,7 +3562,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3574,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[39]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3587,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{39}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Status) GetJson() []byte {
@@ -3551,7 +3613,7 @@ type Disagreement_Part struct {
 
 func (x *Disagreement_Part) Reset() {
 	*x = Disagreement_Part{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3563,7 +3625,7 @@ func (x *Disagreement_Part) String() string {
 func (*Disagreement_Part) ProtoMessage() {}
 
 func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[40]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3576,7 +3638,7 @@ func (x *Disagreement_Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disagreement_Part.ProtoReflect.Descriptor instead.
 func (*Disagreement_Part) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{9, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{10, 0}
 }
 
 func (x *Disagreement_Part) GetBytes() uint64 {
@@ -3639,7 +3701,7 @@ type Capacity_Path struct {
 
 func (x *Capacity_Path) Reset() {
 	*x = Capacity_Path{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3651,7 +3713,7 @@ func (x *Capacity_Path) String() string {
 func (*Capacity_Path) ProtoMessage() {}
 
 func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[41]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3664,7 +3726,7 @@ func (x *Capacity_Path) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity_Path.ProtoReflect.Descriptor instead.
 func (*Capacity_Path) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{16, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{17, 0}
 }
 
 func (x *Capacity_Path) GetNode() int32 {
@@ -3692,7 +3754,7 @@ type Commit_Share struct {
 
 func (x *Commit_Share) Reset() {
 	*x = Commit_Share{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[42]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3704,7 +3766,7 @@ func (x *Commit_Share) String() string {
 func (*Commit_Share) ProtoMessage() {}
 
 func (x *Commit_Share) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[42]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3717,7 +3779,7 @@ func (x *Commit_Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit_Share.ProtoReflect.Descriptor instead.
 func (*Commit_Share) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{19, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{20, 0}
 }
 
 func (x *Commit_Share) GetNode() int32 {
@@ -3746,7 +3808,7 @@ type Known_Backup struct {
 
 func (x *Known_Backup) Reset() {
 	*x = Known_Backup{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[43]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3758,7 +3820,7 @@ func (x *Known_Backup) String() string {
 func (*Known_Backup) ProtoMessage() {}
 
 func (x *Known_Backup) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[43]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3771,7 +3833,7 @@ func (x *Known_Backup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known_Backup.ProtoReflect.Descriptor instead.
 func (*Known_Backup) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33, 0}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34, 0}
 }
 
 func (x *Known_Backup) GetNode() int32 {
@@ -3806,7 +3868,7 @@ type Known_Term struct {
 
 func (x *Known_Term) Reset() {
 	*x = Known_Term{}
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[44]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3880,7 @@ func (x *Known_Term) String() string {
 func (*Known_Term) ProtoMessage() {}
 
 func (x *Known_Term) ProtoReflect() protoreflect.Message {
-	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[44]
+	mi := &file_gocore_wire_pspb_ps_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +3893,7 @@ func (x *Known_Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Known_Term.ProtoReflect.Descriptor instead.
 func (*Known_Term) Descriptor() ([]byte, []int) {
-	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{33, 1}
+	return file_gocore_wire_pspb_ps_proto_rawDescGZIP(), []int{34, 1}
 }
 
 func (x *Known_Term) GetNumber() uint32 {
@@ -3876,7 +3938,7 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x03cmd\x18\x01 \x02(\x05R\x03cmd\x12\x1c\n" +
 	"\x04node\x18\x02 \x03(\v2\b.ps.NodeR\x04node\x12#\n" +
 	"\rbarrier_group\x18\x03 \x01(\x05R\fbarrierGroup\x12\x17\n" +
-	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\xe0\x11\n" +
+	"\amsg_sig\x18\x04 \x01(\x04R\x06msgSig\"\x82\x12\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\x05R\x04head\x12\x12\n" +
 	"\x04body\x18\x02 \x01(\fR\x04body\x12%\n" +
@@ -3911,7 +3973,8 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x05known\x18\x93\b \x01(\v2\t.ps.KnownR\x05known\x12\x1f\n" +
 	"\n" +
 	"replicates\x18\xf1\a \x01(\bR\n" +
-	"replicates\x12\x1f\n" +
+	"replicates\x12 \n" +
+	"\x05clock\x18\xa4\b \x01(\v2\t.ps.ClockR\x05clock\x12\x1f\n" +
 	"\x04join\x18\xf2\a \x01(\v2\b.ps.JoinH\x00R\x04join\x12(\n" +
 	"\arefused\x18\xf3\a \x01(\v2\v.ps.RefusedH\x00R\arefused\x12(\n" +
 	"\awaiting\x18\xf4\a \x01(\v2\v.ps.WaitingH\x00R\awaiting\x12(\n" +
@@ -3960,7 +4023,10 @@ const file_gocore_wire_pspb_ps_proto_rawDesc = "" +
 	"\x04Join\x12\x16\n" +
 	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\aservers\x18\x03 \x01(\rR\aservers\"U\n" +
+	"\aservers\x18\x03 \x01(\rR\aservers\"9\n" +
+	"\x05Clock\x12\x12\n" +
+	"\x04sent\x18\x01 \x01(\x10R\x04sent\x12\x1c\n" +
+	"\tscheduler\x18\x02 \x01(\x10R\tscheduler\"U\n" +
 	"\aRefused\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x10\n" +
@@ -4165,115 +4231,117 @@ func file_gocore_wire_pspb_ps_proto_rawDescGZIP() []byte {
 	return file_gocore_wire_pspb_ps_proto_rawDescData
 }
 
-var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_gocore_wire_pspb_ps_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_gocore_wire_pspb_ps_proto_goTypes = []any{
 	(*Node)(nil),              // 0: ps.Node
 	(*Control)(nil),           // 1: ps.Control
 	(*Meta)(nil),              // 2: ps.Meta
 	(*Join)(nil),              // 3: ps.Join
-	(*Refused)(nil),           // 4: ps.Refused
-	(*Waiting)(nil),           // 5: ps.Waiting
-	(*Declare)(nil),           // 6: ps.Declare
-	(*Batch)(nil),             // 7: ps.Batch
-	(*Declared)(nil),          // 8: ps.Declared
-	(*Disagreement)(nil),      // 9: ps.Disagreement
-	(*Suspect)(nil),           // 10: ps.Suspect
-	(*Lost)(nil),              // 11: ps.Lost
-	(*Leave)(nil),             // 12: ps.Leave
-	(*Closed)(nil),            // 13: ps.Closed
-	(*Withdraw)(nil),          // 14: ps.Withdraw
-	(*Failure)(nil),           // 15: ps.Failure
-	(*Capacity)(nil),          // 16: ps.Capacity
-	(*Prepare)(nil),           // 17: ps.Prepare
-	(*Promise)(nil),           // 18: ps.Promise
-	(*Commit)(nil),            // 19: ps.Commit
-	(*Abort)(nil),             // 20: ps.Abort
-	(*Stateful)(nil),          // 21: ps.Stateful
-	(*Survived)(nil),          // 22: ps.Survived
-	(*Settled)(nil),           // 23: ps.Settled
-	(*Linked)(nil),            // 24: ps.Linked
-	(*Gather)(nil),            // 25: ps.Gather
-	(*Passed)(nil),            // 26: ps.Passed
-	(*Meet)(nil),              // 27: ps.Meet
-	(*Arrived)(nil),           // 28: ps.Arrived
-	(*Admitted)(nil),          // 29: ps.Admitted
-	(*Fetched)(nil),           // 30: ps.Fetched
-	(*BackedUp)(nil),          // 31: ps.BackedUp
-	(*Doing)(nil),             // 32: ps.Doing
-	(*Known)(nil),             // 33: ps.Known
-	(*Ledger)(nil),            // 34: ps.Ledger
-	(*Announce)(nil),          // 35: ps.Announce
-	(*Resumed)(nil),           // 36: ps.Resumed
-	(*Progress)(nil),          // 37: ps.Progress
-	(*StatusAsk)(nil),         // 38: ps.StatusAsk
-	(*Status)(nil),            // 39: ps.Status
-	(*Disagreement_Part)(nil), // 40: ps.Disagreement.Part
-	(*Capacity_Path)(nil),     // 41: ps.Capacity.Path
-	(*Commit_Share)(nil),      // 42: ps.Commit.Share
-	(*Known_Backup)(nil),      // 43: ps.Known.Backup
-	(*Known_Term)(nil),        // 44: ps.Known.Term
+	(*Clock)(nil),             // 4: ps.Clock
+	(*Refused)(nil),           // 5: ps.Refused
+	(*Waiting)(nil),           // 6: ps.Waiting
+	(*Declare)(nil),           // 7: ps.Declare
+	(*Batch)(nil),             // 8: ps.Batch
+	(*Declared)(nil),          // 9: ps.Declared
+	(*Disagreement)(nil),      // 10: ps.Disagreement
+	(*Suspect)(nil),           // 11: ps.Suspect
+	(*Lost)(nil),              // 12: ps.Lost
+	(*Leave)(nil),             // 13: ps.Leave
+	(*Closed)(nil),            // 14: ps.Closed
+	(*Withdraw)(nil),          // 15: ps.Withdraw
+	(*Failure)(nil),           // 16: ps.Failure
+	(*Capacity)(nil),          // 17: ps.Capacity
+	(*Prepare)(nil),           // 18: ps.Prepare
+	(*Promise)(nil),           // 19: ps.Promise
+	(*Commit)(nil),            // 20: ps.Commit
+	(*Abort)(nil),             // 21: ps.Abort
+	(*Stateful)(nil),          // 22: ps.Stateful
+	(*Survived)(nil),          // 23: ps.Survived
+	(*Settled)(nil),           // 24: ps.Settled
+	(*Linked)(nil),            // 25: ps.Linked
+	(*Gather)(nil),            // 26: ps.Gather
+	(*Passed)(nil),            // 27: ps.Passed
+	(*Meet)(nil),              // 28: ps.Meet
+	(*Arrived)(nil),           // 29: ps.Arrived
+	(*Admitted)(nil),          // 30: ps.Admitted
+	(*Fetched)(nil),           // 31: ps.Fetched
+	(*BackedUp)(nil),          // 32: ps.BackedUp
+	(*Doing)(nil),             // 33: ps.Doing
+	(*Known)(nil),             // 34: ps.Known
+	(*Ledger)(nil),            // 35: ps.Ledger
+	(*Announce)(nil),          // 36: ps.Announce
+	(*Resumed)(nil),           // 37: ps.Resumed
+	(*Progress)(nil),          // 38: ps.Progress
+	(*StatusAsk)(nil),         // 39: ps.StatusAsk
+	(*Status)(nil),            // 40: ps.Status
+	(*Disagreement_Part)(nil), // 41: ps.Disagreement.Part
+	(*Capacity_Path)(nil),     // 42: ps.Capacity.Path
+	(*Commit_Share)(nil),      // 43: ps.Commit.Share
+	(*Known_Backup)(nil),      // 44: ps.Known.Backup
+	(*Known_Term)(nil),        // 45: ps.Known.Term
 }
 var file_gocore_wire_pspb_ps_proto_depIdxs = []int32{
 	0,  // 0: ps.Control.node:type_name -> ps.Node
 	1,  // 1: ps.Meta.control:type_name -> ps.Control
-	33, // 2: ps.Meta.known:type_name -> ps.Known
-	3,  // 3: ps.Meta.join:type_name -> ps.Join
-	4,  // 4: ps.Meta.refused:type_name -> ps.Refused
-	5,  // 5: ps.Meta.waiting:type_name -> ps.Waiting
-	6,  // 6: ps.Meta.declare:type_name -> ps.Declare
-	8,  // 7: ps.Meta.declared:type_name -> ps.Declared
-	9,  // 8: ps.Meta.disagreement:type_name -> ps.Disagreement
-	10, // 9: ps.Meta.suspect:type_name -> ps.Suspect
-	11, // 10: ps.Meta.lost:type_name -> ps.Lost
-	15, // 11: ps.Meta.failure:type_name -> ps.Failure
-	12, // 12: ps.Meta.leave:type_name -> ps.Leave
-	13, // 13: ps.Meta.closed:type_name -> ps.Closed
-	14, // 14: ps.Meta.withdraw:type_name -> ps.Withdraw
-	7,  // 15: ps.Meta.batch:type_name -> ps.Batch
-	16, // 16: ps.Meta.capacity:type_name -> ps.Capacity
-	17, // 17: ps.Meta.prepare:type_name -> ps.Prepare
-	18, // 18: ps.Meta.promise:type_name -> ps.Promise
-	19, // 19: ps.Meta.commit:type_name -> ps.Commit
-	20, // 20: ps.Meta.abort:type_name -> ps.Abort
-	21, // 21: ps.Meta.stateful:type_name -> ps.Stateful
-	22, // 22: ps.Meta.survived:type_name -> ps.Survived
-	23, // 23: ps.Meta.settled:type_name -> ps.Settled
-	24, // 24: ps.Meta.linked:type_name -> ps.Linked
-	25, // 25: ps.Meta.gather:type_name -> ps.Gather
-	26, // 26: ps.Meta.passed:type_name -> ps.Passed
-	27, // 27: ps.Meta.meet:type_name -> ps.Meet
-	28, // 28: ps.Meta.arrived:type_name -> ps.Arrived
-	29, // 29: ps.Meta.admitted:type_name -> ps.Admitted
-	30, // 30: ps.Meta.fetched:type_name -> ps.Fetched
-	34, // 31: ps.Meta.ledger:type_name -> ps.Ledger
-	35, // 32: ps.Meta.announce:type_name -> ps.Announce
-	36, // 33: ps.Meta.resumed:type_name -> ps.Resumed
-	31, // 34: ps.Meta.backed_up:type_name -> ps.BackedUp
-	32, // 35: ps.Meta.doing:type_name -> ps.Doing
-	37, // 36: ps.Meta.progress:type_name -> ps.Progress
-	38, // 37: ps.Meta.status_ask:type_name -> ps.StatusAsk
-	39, // 38: ps.Meta.status:type_name -> ps.Status
-	2,  // 39: ps.Batch.message:type_name -> ps.Meta
-	6,  // 40: ps.Declared.tensor:type_name -> ps.Declare
-	40, // 41: ps.Disagreement.part:type_name -> ps.Disagreement.Part
-	41, // 42: ps.Capacity.path:type_name -> ps.Capacity.Path
-	42, // 43: ps.Commit.share:type_name -> ps.Commit.Share
-	44, // 44: ps.Known.term:type_name -> ps.Known.Term
-	42, // 45: ps.Known.share:type_name -> ps.Commit.Share
-	43, // 46: ps.Known.backup:type_name -> ps.Known.Backup
-	8,  // 47: ps.Ledger.tensor:type_name -> ps.Declared
-	44, // 48: ps.Announce.term:type_name -> ps.Known.Term
-	2,  // 49: ps.Announce.decision:type_name -> ps.Meta
-	8,  // 50: ps.Announce.tensor:type_name -> ps.Declared
-	0,  // 51: ps.Announce.node:type_name -> ps.Node
-	0,  // 52: ps.Announce.member:type_name -> ps.Node
-	33, // 53: ps.Announce.known:type_name -> ps.Known
-	0,  // 54: ps.Resumed.node:type_name -> ps.Node
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	34, // 2: ps.Meta.known:type_name -> ps.Known
+	4,  // 3: ps.Meta.clock:type_name -> ps.Clock
+	3,  // 4: ps.Meta.join:type_name -> ps.Join
+	5,  // 5: ps.Meta.refused:type_name -> ps.Refused
+	6,  // 6: ps.Meta.waiting:type_name -> ps.Waiting
+	7,  // 7: ps.Meta.declare:type_name -> ps.Declare
+	9,  // 8: ps.Meta.declared:type_name -> ps.Declared
+	10, // 9: ps.Meta.disagreement:type_name -> ps.Disagreement
+	11, // 10: ps.Meta.suspect:type_name -> ps.Suspect
+	12, // 11: ps.Meta.lost:type_name -> ps.Lost
+	16, // 12: ps.Meta.failure:type_name -> ps.Failure
+	13, // 13: ps.Meta.leave:type_name -> ps.Leave
+	14, // 14: ps.Meta.closed:type_name -> ps.Closed
+	15, // 15: ps.Meta.withdraw:type_name -> ps.Withdraw
+	8,  // 16: ps.Meta.batch:type_name -> ps.Batch
+	17, // 17: ps.Meta.capacity:type_name -> ps.Capacity
+	18, // 18: ps.Meta.prepare:type_name -> ps.Prepare
+	19, // 19: ps.Meta.promise:type_name -> ps.Promise
+	20, // 20: ps.Meta.commit:type_name -> ps.Commit
+	21, // 21: ps.Meta.abort:type_name -> ps.Abort
+	22, // 22: ps.Meta.stateful:type_name -> ps.Stateful
+	23, // 23: ps.Meta.survived:type_name -> ps.Survived
+	24, // 24: ps.Meta.settled:type_name -> ps.Settled
+	25, // 25: ps.Meta.linked:type_name -> ps.Linked
+	26, // 26: ps.Meta.gather:type_name -> ps.Gather
+	27, // 27: ps.Meta.passed:type_name -> ps.Passed
+	28, // 28: ps.Meta.meet:type_name -> ps.Meet
+	29, // 29: ps.Meta.arrived:type_name -> ps.Arrived
+	30, // 30: ps.Meta.admitted:type_name -> ps.Admitted
+	31, // 31: ps.Meta.fetched:type_name -> ps.Fetched
+	35, // 32: ps.Meta.ledger:type_name -> ps.Ledger
+	36, // 33: ps.Meta.announce:type_name -> ps.Announce
+	37, // 34: ps.Meta.resumed:type_name -> ps.Resumed
+	32, // 35: ps.Meta.backed_up:type_name -> ps.BackedUp
+	33, // 36: ps.Meta.doing:type_name -> ps.Doing
+	38, // 37: ps.Meta.progress:type_name -> ps.Progress
+	39, // 38: ps.Meta.status_ask:type_name -> ps.StatusAsk
+	40, // 39: ps.Meta.status:type_name -> ps.Status
+	2,  // 40: ps.Batch.message:type_name -> ps.Meta
+	7,  // 41: ps.Declared.tensor:type_name -> ps.Declare
+	41, // 42: ps.Disagreement.part:type_name -> ps.Disagreement.Part
+	42, // 43: ps.Capacity.path:type_name -> ps.Capacity.Path
+	43, // 44: ps.Commit.share:type_name -> ps.Commit.Share
+	45, // 45: ps.Known.term:type_name -> ps.Known.Term
+	43, // 46: ps.Known.share:type_name -> ps.Commit.Share
+	44, // 47: ps.Known.backup:type_name -> ps.Known.Backup
+	9,  // 48: ps.Ledger.tensor:type_name -> ps.Declared
+	45, // 49: ps.Announce.term:type_name -> ps.Known.Term
+	2,  // 50: ps.Announce.decision:type_name -> ps.Meta
+	9,  // 51: ps.Announce.tensor:type_name -> ps.Declared
+	0,  // 52: ps.Announce.node:type_name -> ps.Node
+	0,  // 53: ps.Announce.member:type_name -> ps.Node
+	34, // 54: ps.Announce.known:type_name -> ps.Known
+	0,  // 55: ps.Resumed.node:type_name -> ps.Node
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_gocore_wire_pspb_ps_proto_init() }
@@ -4325,7 +4393,7 @@ func file_gocore_wire_pspb_ps_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gocore_wire_pspb_ps_proto_rawDesc), len(file_gocore_wire_pspb_ps_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
