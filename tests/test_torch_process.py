@@ -175,7 +175,7 @@ def test_the_others_hear_whose_exception_it_was(program):
     assert done.returncode == 1
     assert "[worker 1] ValueError: on purpose" in done.stderr
     cause, consequence = [line for line in done.stderr.splitlines() if line.startswith("fptps: worker")]
-    assert cause.endswith("ended with exit code 1: ValueError: on purpose")
+    assert re.match(r"fptps: worker 1 \(pid \d+\) ended with exit code 1", cause)
     assert consequence.startswith("fptps: worker 0 ")
     assert consequence.endswith("as worker 1 was lost")
 
