@@ -54,7 +54,8 @@ def test_every_line_of_a_run_in_json_has_the_fields():
         assert each["level"] in LEVELS
         assert each["msg"]
         assert each["logger"] in ("fptps", "program")
-        assert each["role"] in ("scheduler", "server", "worker")
+        assert each["role"] in ("scheduler", "server", "worker", "launcher")
+    assert [each["msg"][:5] for each in lines if each["role"] == "launcher"] == ["done:"]
     assert {each["role"] for each in lines} >= {"scheduler", "worker"}
     said = [each for each in lines if each["msg"].endswith("is here")]
     assert sorted((each["rank"], each["msg"]) for each in said) == [(0, "worker 0 is here"), (1, "worker 1 is here")]

@@ -163,7 +163,7 @@ def run(
         )
         code = 1
     if line and supervisor.stopped_by != signal.SIGPIPE:
-        click.echo(f"fptps: {'until then' if code else 'done'}: {line}", err=True)
+        supervisor.tell(f"fptps: {'until then' if code else 'done'}: {line}")
     if supervisor.stopped_by == signal.SIGPIPE:  # the buffered output has no reader any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
