@@ -94,9 +94,10 @@ func (w *Worker) endPromise() (e effects) {
 	return e
 }
 
-// waits reports whether a promise, a freeze or a meeting forbids the round of the tensor's next operation.
+// waits reports whether a promise, a freeze or a meeting forbids the round of the tensor's next operation. In a freeze values are not asked for either: the heir
+// of a dead aggregator may not have adopted them yet.
 func (w *Worker) waits(t *tensor) bool {
-	return (t.held || len(w.mu.frozen) > 0 || w.mu.meeting || w.mu.standing != member) && t.queue[0].verb != verbFetch
+	return len(w.mu.frozen) > 0 || (t.held || w.mu.meeting || w.mu.standing != member) && t.queue[0].verb != verbFetch
 }
 
 // followPlan gives the tensor the newest plan that holds for its present round, and reports whether that is another one.

@@ -457,7 +457,7 @@ func (w *Worker) waitsFor(o *operation) Waiting {
 	case o.whole:
 		waiting.Text = fmt.Sprintf("%s: the sum is here, the last bytes are being sent", t.name)
 		return waiting
-	case len(w.mu.frozen) > 0 && o.verb != verbFetch:
+	case len(w.mu.frozen) > 0 && (o.verb != verbFetch || t.active != o):
 		waiting.Text = fmt.Sprintf("%s: after the death of a worker, until all nodes have heard of it, no round ends", t.name)
 		waiting.Missing = w.mu.waiting[wire.Deaths]
 		if len(waiting.Missing) > 0 {

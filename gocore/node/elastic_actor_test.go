@@ -32,7 +32,8 @@ type actor struct {
 	cut        map[uint32]bool
 	points     points
 	backup     int  // 0: none, or there are no replicas
-	whole      int  // the backup that has everything; 0: none
+	whole      int  // the backup that has everything, as the scheduler knows; 0: none
+	burials    int  // so far
 	id         int  // of the node
 	epoch      int  // the last one that has begun here
 	late       bool // it has come when the others had begun, and takes no part yet
@@ -359,6 +360,7 @@ func (a *actor) succeed(b cluster.Burial) {
 	view := a.post.View()
 	a.epoch = max(a.epoch, b.Epoch)
 	a.mu.Lock()
+	a.burials++
 	if b.ID != 0 && (b.Heir == view.Self || a.whole == b.ID) {
 		a.whole = 0
 	}
@@ -375,10 +377,18 @@ func (a *actor) succeed(b cluster.Burial) {
 }
 
 func (a *actor) backedUp(node uint32, epoch int) {
-	a.mu.Lock()
-	a.whole = int(node)
-	a.mu.Unlock()
 	a.post.BackedUp(int(node), epoch)
+	a.mu.Lock()
+	burials := a.burials
+	a.mu.Unlock()
+	a.members.Go(func() {
+		time.Sleep(20 * time.Millisecond) // until the scheduler has heard it
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.burials == burials {
+			a.whole = int(node)
+		}
+	})
 }
 
 func (a *actor) survived(epoch int) {
